@@ -1,0 +1,71 @@
+"""Read rule, citation and parameters out of docstrings; docs/papers.md is generated here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+PAPERS = {
+    "Zhang et al. 2022": "Understanding Clipping for Federated Learning: Convergence and "
+    "Client-Level Differential Privacy",
+    "Das et al. 2021": "DP-NormFedAvg: Normalizing Client Updates for Privacy-Preserving "
+    "Federated Learning",
+    "Das et al. 2022": "On the Convergence of Differentially Private Federated Learning on "
+    "Non-Lipschitz Objectives, and with Normalized Client Updates",
+    "Shulgin et al. 2025": "First Provable Guarantees for Practical Private FL: Beyond "
+    "Restrictive Assumptions",
+    "DP-LSGD": "Why DP “Local” SGD – Faster Convergence in Less Composition with Clipping Bias "
+    "Reduction",
+}
+CITATION = re.compile(
+    r"(?:[A-Z][\w-]+ et al\. \d{4}|DP-LSGD)(?: \([\w-]+\))?, "
+    r"(?:Alg|Thm|§|App|eq|Lemma|Remark|Table)[^;:()]*?(?=[;:()]|\. |\.?$)"
+)
+
+
+@dataclass(frozen=True)
+class Described:
+    """An algorithm in words."""
+
+    name: str
+    rule: str
+    citation: str
+    parameters: tuple[str, ...]
+    names: tuple[str, ...]
+
+
+def described(method: Callable[..., object]) -> Described:
+    """Name, rule, citation and parameters of an algorithm, from its docstring and signature."""
+    rule, _, rest = inspect.cleandoc(method.__doc__ or "").partition("\n\n")
+    signature = inspect.signature(method)
+    return Described(
+        name=method.__name__,
+        rule=" ".join(rule.split()),
+        citation=" ".join(rest.split()),
+        parameters=tuple(str(p) for p in signature.parameters.values()),
+        names=tuple(signature.parameters),
+    )
+
+
+def found(root: Path) -> list[tuple[str, str]]:
+    """(citation, place) for every citation in the package, in the order of the papers' parts."""
+    pairs = []
+    for file in sorted(root.rglob("*.py")):
+        lines = file.read_text(encoding="utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
+            for match in CITATION.finditer(line):
+                pairs.append(
+                    (match.group().strip(), _place(file.relative_to(root.parent), lines, number))
+                )
+    return sorted(set(pairs))
+
+
+def _place(file: Path, lines: list[str], number: int) -> str:
+    """The file and the nearest name defined above a line."""
+    for line in reversed(lines[:number]):
+        if match := re.match(r"\s*(?:class|def) (\w+)", line):
+            return f"`{file}` {match.group(1)}"
+    return f"`{file}`"

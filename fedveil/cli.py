@@ -1,0 +1,202 @@
+"""The command line. Heavy libraries are loaded by the commands that need them."""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveil.settings import Settings
+    from fedveil.training import Training
+
+app = typer.Typer(
+    help="Train models over many people's data with a privacy guarantee that is true.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def main() -> None:
+    """Run a command; bad input ends with one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as problem:
+        print(f"fedveil: {problem}", file=sys.stderr)
+        sys.exit(2)
+
+
+@app.command()
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags win over it.")] = None,
+    algorithm: Annotated[str | None, typer.Option(help="See `fedveil algorithms`.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A parameter of the algorithm: --set clip=1.0 (repeatable)."),
+    ] = None,
+    dataset: Annotated[str | None, typer.Option(help="See `fedveil datasets`.")] = None,
+    path: Annotated[
+        Path | None, typer.Option(help="Your own CSV or Parquet table, image folder or zip, text.")
+    ] = None,
+    client: Annotated[str | None, typer.Option(help="The table's column of clients.")] = None,
+    label: Annotated[str | None, typer.Option(help="The table's column to predict.")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="key, iid, shards, majority or dirichlet.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients to split over.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's name, or package.module:Class of your own.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds to play.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε the whole run may spend.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The δ that goes with it.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, dense or loop.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to save; a new directory.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a run's directory.")] = None,
+) -> None:
+    """Train a model, private or not, and save the run."""
+    from fedveil.settings import read_settings
+
+    parameters = dict(_assignment(text) for text in set_ or [])
+    if noise_multiplier is not None:
+        parameters["noise_multiplier"] = noise_multiplier
+    data = _given(
+        dataset=dataset,
+        path=path,
+        client=client,
+        label=label,
+        partition=partition,
+        clients=clients,
+    )
+    flags = _given(
+        algorithm=algorithm,
+        parameters=parameters or None,
+        data=data or None,
+        model=model,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        seed=seed,
+        engine=engine,
+    )
+    if resume is None:
+        _train_anew(read_settings(config, flags), out)
+    elif flags or config is not None or out is not None:
+        raise UserError("--resume goes on with a run as it was; it takes no other settings.")
+    else:
+        _train_on(resume)
+
+
+@app.command()
+def datasets() -> None:
+    """List the data sets by name, and whether they are here."""
+    from fedveil.data.catalog import CATALOG
+    from fedveil.progress import console
+
+    out = console()
+    for entry in CATALOG.values():
+        here = "here" if entry.here() else "not here"
+        out.print(f"[bold]{entry.name:17}[/bold] {here:9} {entry.summary}")
+        out.print(f"{'':27} {entry.citation}")
+    out.print(
+        "\nYour own: --path table.csv --client user_id --label y, --path images.zip (class "
+        "folders), --path roles.txt."
+    )
+
+
+@app.command()
+def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
+    """List the algorithms with their citations; with a NAME, its rule and parameters."""
+    from fedveil.algorithms import ALGORITHMS
+    from fedveil.citations import described
+    from fedveil.errors import unknown
+    from fedveil.progress import console
+
+    if name is not None and name not in ALGORITHMS:
+        raise unknown("algorithm", name, ALGORITHMS)
+    out = console()
+    for method in [ALGORITHMS[name]] if name else ALGORITHMS.values():
+        text = described(method)
+        out.print(f"[bold]{text.name}[/bold]  {text.rule}")
+        out.print(f"    {text.citation}")
+        shown = "\n    ".join(text.parameters) if name else ", ".join(text.names)
+        out.print(f"    {shown}")
+
+
+def _train_anew(settings: Settings, out: Path | None) -> None:
+    from fedveil.runs.directory import RunDirectory, fresh_name
+    from fedveil.settings import prepare, resolved
+
+    training = prepare(settings)
+    directory = RunDirectory.create(out or fresh_name(Path("runs"), training.recipe.name))
+    directory.save_settings(resolved(settings, training))
+    _play(training, directory, settings)
+
+
+def _train_on(path: Path) -> None:
+    from fedveil import training as work
+    from fedveil.runs.directory import RunDirectory
+    from fedveil.settings import prepare, read_settings
+
+    directory = RunDirectory.open(path)
+    settings = read_settings(path / "recipe.toml", {})
+    _play(work.restore(prepare(settings), directory), directory, settings)
+
+
+def _play(training: Training, directory: Any, settings: Settings) -> None:
+    from fedveil import training as work
+    from fedveil.progress import console, show_summary, watcher
+
+    out = console()
+    for note in training.data.notes:
+        out.print(note)
+    out.print(
+        f"{training.recipe.name} on {training.data.name}: {training.data.clients:,} "
+        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds} rounds, "
+        f"engine {training.engine.name}"
+    )
+    with watcher() as watch:
+        result = work.finish(training, directory, watch)
+    show_summary(result, _advice(training, directory.path, settings))
+
+
+def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
+    recipe = path / "recipe.toml"
+    if not training.finished:
+        return [f"fedveil train --resume {path}   goes on where it stopped"]
+    lines = [f"fedveil train {recipe} --seed {settings.seed + 1}   the same with another seed"]
+    if training.budget is not None and settings.recipe is None:
+        other = training.budget.epsilon / 2
+        lines.append(f"fedveil train {recipe} --epsilon {other:g}   half the privacy budget")
+    lines.append("fedveil algorithms   what else could be trained")
+    return lines
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """`name=value` with the value as TOML has it, or as a word.
+
+    >>> _assignment("clip=1.5"), _assignment("local=ig")
+    (('clip', 1.5), ('local', 'ig'))
+    """
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UserError(f"--set {text}: write it as name=value, such as --set clip=1.0.")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value
+
+
+def _given(**flags: Any) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}

@@ -1,0 +1,1 @@
+"""Data sets, their parsers, and the ways to split them over clients."""

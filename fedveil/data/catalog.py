@@ -1,0 +1,406 @@
+"""The data sets known by name: where they are looked for, and where they come from.
+
+Importing this is cheap; torch and the parsers are loaded when a data set is.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from fedveil.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedveil.data.federated import Dataset
+
+TIMEOUT = 20.0  # seconds without a byte before a download is given up
+DEADLINE = 3600.0  # seconds for one whole file
+MAX_BYTES = 2**31  # of one download
+_CHUNK = 2**18
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A public file and the SHA-256 of its bytes, or of what is in it when `gzipped`.
+
+    Gzip writes its date and level into the file, so only the content is the same everywhere.
+    """
+
+    url: str
+    sha256: str
+    gzipped: bool = False
+
+    @property
+    def name(self) -> str:
+        """The file's own name, the last part of its address."""
+        return self.url.rsplit("/", 1)[-1]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set: what it is, whom to cite, which files make it up, how they are read."""
+
+    name: str
+    title: str
+    summary: str
+    citation: str
+    read: Callable[[Path], Dataset]
+    layouts: tuple[tuple[str, ...], ...] = ()  # any of these sets of names is the data set
+    files: tuple[RemoteFile, ...] = ()
+    system: tuple[Path, ...] = ()  # where an operating system's package puts it
+    package: str = ""  # that package's name
+    folder: str = ""  # below the data directory; `name` unless given
+    bundled: bool = False  # comes with a library, needs no file
+    stand_in: bool = False  # digits are used where it cannot be had
+
+    def home(self) -> Path:
+        """Its folder in the data directory: `FEDVEIL_DATA`, or ~/.cache/fedveil."""
+        root = os.environ.get("FEDVEIL_DATA") or Path.home() / ".cache" / "fedveil"
+        return Path(root).expanduser() / (self.folder or self.name)
+
+    def places(self, directory: Path | None = None) -> tuple[Path, ...]:
+        """Where it is looked for, in this order."""
+        given = (directory, directory / (self.folder or self.name)) if directory else ()
+        return (*given, *self.system, self.home())
+
+    def found(self, directory: Path | None = None) -> Path | None:
+        """The first place that holds one of its layouts; None where there is none."""
+        return next((place for place in self.places(directory) if self._is_in(place)), None)
+
+    def here(self, directory: Path | None = None) -> bool:
+        """Whether it can be loaded without a download."""
+        return self.bundled or self.found(directory) is not None
+
+    def _is_in(self, place: Path) -> bool:
+        return any(all(_present(place, name) for name in layout) for layout in self.layouts)
+
+
+def load(name: str, directory: Path | None = None, download: bool = True) -> Dataset:
+    """The data set `name`: from `directory`, the system, the data directory, or its public address.
+
+    MNIST and Fashion-MNIST fall back to scikit-learn's digits, and `notes` says so; any other data
+    set that cannot be had is one sentence on what to put where.
+    """
+    if name not in CATALOG:
+        raise unknown("data set", name, CATALOG)
+    entry = CATALOG[name]
+    if entry.bundled:
+        return entry.read(Path())
+    place = entry.found(directory)
+    if place is None:
+        try:
+            place = _obtain(entry, directory, download)
+        except UserError as error:
+            if not entry.stand_in:
+                raise
+            return _stand_in(entry, directory, str(error))
+    return entry.read(place)
+
+
+def load_path(path: Path | str) -> Dataset:
+    """The data set in a file or folder: class folders of images or their zip, IDX files, a play."""
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"There is no file or folder '{path}'.")
+    if path.is_dir() and CATALOG["mnist"].found(path) == path:
+        return _read_mnist(path)
+    if path.is_dir() or path.suffix.lower() == ".zip":
+        from fedveil.data.sources.images import load_images
+
+        return load_images(path)
+    if path.suffix.lower() == ".txt":
+        from fedveil.data.sources.shakespeare import load_shakespeare
+
+        return load_shakespeare(path)
+    raise UserError(
+        f"'{path}' is neither an image folder, a .zip of one, nor a .txt play; a CSV or Parquet "
+        "table is read with its client and label columns."
+    )
+
+
+def fetch(
+    file: RemoteFile, folder: Path, timeout: float = TIMEOUT, deadline: float = DEADLINE
+) -> Path:
+    """Download into `folder`; the file appears there only whole and with the right SHA-256."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
+            partial = Path(scratch) / "partial"
+            _stream(file.url, partial, timeout, time.monotonic() + deadline)
+            _check_sha256(file, partial)
+            return partial.replace(folder / file.name)
+    except UserError:
+        raise
+    except (OSError, ValueError, HTTPException) as error:
+        raise UserError(f"{file.url} could not be downloaded to '{folder}' ({error}).") from None
+
+
+def _stream(url: str, target: Path, timeout: float, end: float) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError("only http and https addresses are read")
+    with _ask(url, timeout) as answer, target.open("wb") as out:
+        while piece := answer.read1(_CHUNK):
+            out.write(piece)
+            if time.monotonic() > end:
+                raise TimeoutError("it took too long")
+            if out.tell() > MAX_BYTES:
+                raise ValueError("it is larger than any known data set")
+        expected = answer.headers.get("Content-Length")
+        if expected and out.tell() != int(expected):
+            raise ValueError(f"the connection broke after {out.tell()} of {expected} bytes")
+
+
+def _ask(url: str, timeout: float) -> HTTPResponse:
+    try:
+        return cast(HTTPResponse, urllib.request.urlopen(url, timeout=timeout))
+    except urllib.error.HTTPError as error:
+        error.close()  # it is also the open answer
+        raise OSError(f"HTTP status {error.code}") from None
+
+
+def _check_sha256(file: RemoteFile, path: Path) -> None:
+    digest = hashlib.sha256()
+    try:
+        with cast(BinaryIO, gzip.open(path) if file.gzipped else path.open("rb")) as stream:
+            while piece := stream.read(_CHUNK):
+                digest.update(piece)
+    except (OSError, EOFError, zlib.error):
+        raise UserError(f"What {file.url} sent is not a gzip file; nothing was kept.") from None
+    if digest.hexdigest() != file.sha256:
+        raise UserError(
+            f"What {file.url} sent does not have the published SHA-256 {file.sha256[:12]}…; "
+            "nothing was kept."
+        )
+
+
+def _obtain(entry: Entry, directory: Path | None, download: bool) -> Path:
+    """Download all files of an entry, or say in one sentence what to put where."""
+    target = directory or entry.home()
+    advice = f"put {' or '.join(' + '.join(names) for names in entry.layouts)} in '{target}'"
+    if not download:
+        raise UserError(f"{entry.title} was not found, and downloading is off; {advice}.")
+    try:
+        for file in entry.files:
+            if not _present(target, file.name):
+                fetch(file, target)
+    except UserError as error:
+        reason = str(error).rstrip(".")
+        raise UserError(f"{entry.title} was not found: {reason}; {advice}.") from None
+    return target
+
+
+def _stand_in(entry: Entry, directory: Path | None, reason: str) -> Dataset:
+    install = f"Install {entry.package} or put" if entry.package else "Put"
+    broken = " (what was sent had the wrong SHA-256)" if "SHA-256" in reason else ""
+    note = (
+        f"{entry.title} could not be found or downloaded{broken}; training on scikit-learn's "
+        f"digits instead. {install} its idx files in {directory or entry.home()}."
+    )
+    dataset = CATALOG["digits"].read(Path())
+    return replace(dataset, notes=(*dataset.notes, note))
+
+
+def _present(place: Path, name: str) -> bool:
+    """A name in a folder; an IDX file may be gzipped or have MNIST's other spelling."""
+    idx = (f"{name}.gz", name.replace("-idx", ".idx")) if name.endswith("-ubyte") else ()
+    return any((place / spelling).exists() for spelling in (name, *idx))
+
+
+def _read_fashion(place: Path) -> Dataset:
+    from fedveil.data.sources.mnist import FASHION, load_mnist
+
+    return load_mnist(place, "fashion-mnist", FASHION)
+
+
+def _read_mnist(place: Path) -> Dataset:
+    from fedveil.data.sources.mnist import load_mnist
+
+    return load_mnist(place)
+
+
+def _emnist_reader(part: str) -> Callable[[Path], Dataset]:
+    def read(place: Path) -> Dataset:
+        from fedveil.data.sources.mnist import load_emnist
+
+        archive = place / "gzip.zip"
+        return load_emnist(archive if archive.is_file() else place, part)
+
+    return read
+
+
+def _cifar_reader(classes: int) -> Callable[[Path], Dataset]:
+    def read(place: Path) -> Dataset:
+        from fedveil.data.sources.cifar import load_cifar
+        from fedveil.data.sources.images import load_images
+
+        known = (layout[0] for layout in _cifar_layouts(classes))
+        path = next(place / name for name in known if (place / name).exists())
+        return load_images(path) if path.suffix == ".zip" else load_cifar(path, classes)
+
+    return read
+
+
+def _cifar_layouts(classes: int) -> tuple[tuple[str, ...], ...]:
+    folders = {10: ("cifar-10-batches-py", "cifar-10-batches-bin")}.get(
+        classes, (f"cifar-{classes}-python", f"cifar-{classes}-binary")
+    )
+    archives = (f"cifar-{classes}-python.tar.gz", f"cifar-{classes}-binary.tar.gz")
+    return tuple((name,) for name in (*archives, *folders, f"cifar{classes}.zip"))
+
+
+def _read_svhn(place: Path) -> Dataset:
+    from fedveil.data.sources.svhn import load_svhn
+
+    return load_svhn(place)
+
+
+def _read_shakespeare(place: Path) -> Dataset:
+    from fedveil.data.sources.shakespeare import load_shakespeare
+
+    named = place / "shakespeare.txt"
+    return load_shakespeare(named if named.exists() else place / "input.txt")
+
+
+def _read_digits(place: Path) -> Dataset:
+    from fedveil.data.sources.digits import load_digits
+
+    return load_digits()
+
+
+_IDX = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+_IDX_NAMES = tuple(f"{name}-ubyte" for name in _IDX)
+
+
+def _idx_files(base: str, *content_sha256: str) -> tuple[RemoteFile, ...]:
+    pairs = zip(_IDX_NAMES, content_sha256, strict=True)
+    return tuple(RemoteFile(f"{base}/{name}.gz", digest, gzipped=True) for name, digest in pairs)
+
+
+def _emnist(part: str, summary: str) -> Entry:
+    halves = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
+    return Entry(
+        name=f"emnist-{part}",
+        title=f"EMNIST {part}",
+        summary=summary,
+        citation="Cohen et al. 2017, EMNIST: an extension of MNIST to handwritten letters",
+        read=_emnist_reader(part),
+        layouts=(("gzip.zip",), tuple(f"emnist-{part}-{half}-ubyte" for half in halves)),
+        files=(
+            RemoteFile(
+                "https://www.itl.nist.gov/iaui/vip/cs_links/EMNIST/gzip.zip",
+                "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+            ),
+        ),
+        folder="emnist",
+    )
+
+
+def _cifar(classes: int, sha256: str) -> Entry:
+    return Entry(
+        name=f"cifar{classes}",
+        title=f"CIFAR-{classes}",
+        summary=f"60,000 color photos, 32×32, {classes} classes",
+        citation="Krizhevsky 2009, Learning multiple layers of features from tiny images",
+        read=_cifar_reader(classes),
+        layouts=_cifar_layouts(classes),
+        files=(
+            RemoteFile(f"https://www.cs.toronto.edu/~kriz/cifar-{classes}-python.tar.gz", sha256),
+        ),
+    )
+
+
+_ENTRIES = (
+    Entry(
+        name="fashion-mnist",
+        title="Fashion-MNIST",
+        summary="70,000 gray pictures of clothes, 28×28, 10 classes",
+        citation="Xiao et al. 2017, Fashion-MNIST: a novel image dataset",
+        read=_read_fashion,
+        layouts=(_IDX_NAMES,),
+        files=_idx_files(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        ),
+        system=(Path("/usr/share/datasets/fashion-mnist"),),
+        package="dataset-fashion-mnist",
+        stand_in=True,
+    ),
+    Entry(
+        name="mnist",
+        title="MNIST",
+        summary="70,000 handwritten digits, 28×28, 10 classes",
+        citation="LeCun et al. 1998, Gradient-based learning applied to document recognition",
+        read=_read_mnist,
+        layouts=(_IDX_NAMES,),
+        files=_idx_files(
+            "https://storage.googleapis.com/cvdf-datasets/mnist",
+            "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        ),
+        stand_in=True,
+    ),
+    _emnist("digits", "280,000 handwritten digits, 28×28, 10 classes"),
+    _emnist("letters", "145,600 handwritten letters, 28×28, 26 classes"),
+    _emnist("balanced", "131,600 handwritten characters, 28×28, 47 classes"),
+    _emnist("byclass", "814,255 handwritten characters, 28×28, 62 classes"),
+    _cifar(10, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    _cifar(100, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
+    Entry(
+        name="svhn",
+        title="SVHN",
+        summary="99,289 cropped house numbers, 32×32, 10 classes",
+        citation="Netzer et al. 2011, Reading digits in natural images",
+        read=_read_svhn,
+        layouts=(("train_32x32.mat", "test_32x32.mat"),),
+        files=(
+            RemoteFile(
+                "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
+                "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
+            ),
+            RemoteFile(
+                "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
+                "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
+            ),
+        ),
+    ),
+    Entry(
+        name="shakespeare",
+        title="Shakespeare",
+        summary="Shakespeare's plays by speaking role, next-character prediction",
+        citation="McMahan et al. 2017, Communication-efficient learning; the text is Karpathy's",
+        read=_read_shakespeare,
+        layouts=(("shakespeare.txt",), ("input.txt",)),
+        files=(
+            RemoteFile(
+                "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/"
+                "tinyshakespeare/input.txt",
+                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+            ),
+        ),
+    ),
+    Entry(
+        name="digits",
+        title="Digits",
+        summary="1,797 handwritten digits, 8×8, 10 classes; comes with scikit-learn",
+        citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI)",
+        read=_read_digits,
+        bundled=True,
+    ),
+)
+CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}

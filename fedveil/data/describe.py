@@ -1,0 +1,63 @@
+"""What a split looks like: sizes and classes per client. Simulation only: it reads private data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedveil.data.federated import Federated
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """Clients × classes in a few numbers. They are exact, so they are not private."""
+
+    name: str
+    clients: int
+    examples: int
+    smallest: int
+    median: float
+    largest: int
+    classes_per_client: dict[int, int]  # distinct classes → clients with so many; {} for sequences
+    class_totals: tuple[int, ...]  # examples of each class; () for sequences and number targets
+
+    def __str__(self) -> str:
+        span = f"min {self.smallest}, median {self.median:g}, max {self.largest}"
+        lines = [
+            f"{self.name}: {self.clients} clients, {self.examples} examples",
+            f"examples per client   {span}",
+        ]
+        if self.class_totals:
+            counts = ", ".join(f"{k}: {v}" for k, v in self.classes_per_client.items())
+            totals = ", ".join(str(n) for n in self.class_totals)
+            lines += [f"clients by classes    {counts}", f"examples per class    {totals}"]
+        return "\n".join(lines)
+
+
+def describe(federated: Federated) -> ClientTable:
+    """Count clients × classes of a split; exact counts, so for simulation and not for release."""
+    sizes = federated.sizes.numpy()
+    spread, totals = _classes(federated, sizes)
+    return ClientTable(
+        name=federated.name,
+        clients=federated.clients,
+        examples=int(sizes.sum()),
+        smallest=int(sizes.min()),
+        median=float(np.median(sizes)),
+        largest=int(sizes.max()),
+        classes_per_client=spread,
+        class_totals=totals,
+    )
+
+
+def _classes(federated: Federated, sizes: np.ndarray) -> tuple[dict[int, int], tuple[int, ...]]:
+    labels = federated.labels.numpy()
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+        return {}, ()
+    owner = np.repeat(np.arange(federated.clients), sizes)
+    pairs = np.unique(owner * federated.classes + labels)  # the pairs (client, class) that occur
+    distinct = np.bincount(pairs // federated.classes, minlength=federated.clients)
+    values, counts = np.unique(distinct, return_counts=True)
+    totals = np.bincount(labels, minlength=federated.classes)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True)), tuple(totals.tolist())

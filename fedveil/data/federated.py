@@ -1,0 +1,123 @@
+"""Data as contiguous tensors: a `Dataset` before it is split, a `Federated` one after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveil.data.partition import Partitioner
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Inputs and labels side by side: `inputs[j]` belongs to `labels[j]`."""
+
+    inputs: Tensor  # [n, ...]: float32, or int64 for token ids
+    labels: Tensor  # [n]: int64 classes or float32 targets; [n, length] for sequences
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels):
+            raise UserError(
+                f"{len(self.inputs)} inputs came with {len(self.labels)} labels; "
+                "every example needs exactly one label."
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set as its source gives it: train and test examples, not yet split over clients."""
+
+    name: str
+    train: Examples
+    test: Examples
+    classes: int
+    loss: str = "cross_entropy"
+    class_names: tuple[str, ...] = ()
+    keys: np.ndarray | None = None  # for each training example: to which client it belongs
+    notes: tuple[str, ...] = ()  # what the user should know, a line each
+
+    def __post_init__(self) -> None:
+        for part in (self.train, self.test):
+            _check_labels(self.name, part.labels, self.classes, self.loss)
+
+    def split(self, partitioner: Partitioner, seed: int = 0) -> Federated:
+        """Give every client its examples; the same seed gives the same split."""
+        rng = np.random.default_rng(seed)
+        assignment = partitioner.assign(self.train.labels.numpy(), self.keys, rng)
+        order = torch.from_numpy(assignment.order)
+        return Federated(
+            name=self.name,
+            inputs=self.train.inputs[order],
+            labels=self.train.labels[order],
+            offsets=torch.from_numpy(assignment.offsets),
+            test=self.test,
+            classes=self.classes,
+            loss=self.loss,
+            notes=self.notes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """Training examples lying client after client; client i owns [offsets[i], offsets[i+1])."""
+
+    name: str
+    inputs: Tensor
+    labels: Tensor
+    offsets: Tensor
+    test: Examples
+    classes: int
+    loss: str = "cross_entropy"
+    unit: str = "client"
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise UserError(f"'{self.name}' has no clients; at least one is needed to train.")
+        if bool((self.sizes < 1).any()):
+            empty = int((self.sizes < 1).nonzero()[0])
+            raise UserError(
+                f"Client {empty} of '{self.name}' has no examples; "
+                "drop empty clients or use fewer clients."
+            )
+
+    @property
+    def clients(self) -> int:
+        """How many clients there are: the population, a public number."""
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """Examples of each client, [clients]."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    def client(self, index: int) -> Examples:
+        """The examples of one client."""
+        start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
+        return Examples(self.inputs[start:stop], self.labels[start:stop])
+
+    def by_example(self) -> Federated:
+        """The same data with every example a population member of its own (unit: example)."""
+        offsets = torch.arange(len(self.labels) + 1)
+        return replace(self, offsets=offsets, unit="example")
+
+
+def _check_labels(name: str, labels: Tensor, classes: int, loss: str) -> None:
+    if loss != "cross_entropy" or labels.numel() == 0:
+        return
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise UserError(
+            f"'{name}' has labels from {low} to {high}, but {classes} classes mean "
+            f"labels from 0 to {classes - 1}; recode the label column."
+        )

@@ -1,0 +1,171 @@
+"""CIFAR-10 and CIFAR-100 from the official python or binary batches."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil.data.federated import Dataset, Examples
+from fedveil.data.sources.pixels import to_inputs, to_labels
+from fedveil.errors import UserError
+
+CIFAR10 = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())  # noqa: SIM905
+MAX_MEMBER = 2**29  # the largest official file, CIFAR-100's train, has 1.6e8 bytes
+_PIXELS = 3 * 32 * 32
+_PARTS = {
+    10: ([f"data_batch_{i}" for i in range(1, 6)], ["test_batch"]),
+    100: (["train"], ["test"]),
+}
+
+
+def load_cifar(path: Path, classes: int = 10) -> Dataset:
+    """CIFAR-10 or -100 (Krizhevsky 2009) from a folder or a .tar.gz, as float32 [n, 3, 32, 32].
+
+    The pickles are read by an unpickler that can build arrays of bytes and nothing else.
+    """
+    if classes not in _PARTS:
+        raise UserError(f"There is CIFAR-10 and CIFAR-100, but no CIFAR-{classes}.")
+    files = _contents(path, classes)
+    train, test = (_join(files, names, classes, path) for names in _PARTS[classes])
+    names = CIFAR10 if classes == 10 else _fine_names(files)
+    return Dataset(f"cifar{classes}", train, test, classes, class_names=names)
+
+
+def read_python_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8 [n, 3, 32, 32] and labels [n] of one python batch; runs no code from it."""
+    batch = _unpickle(content)
+    pixels = batch.get(b"data")
+    labels = batch.get(b"labels" if classes == 10 else b"fine_labels")
+    if not isinstance(pixels, _PickledArray) or not isinstance(labels, list):
+        raise UserError("A CIFAR batch lacks its 'data' or its labels; get the archive again.")
+    return _checked(pixels.array, np.array(labels))
+
+
+def read_binary_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """The same from one binary batch: per example a label (CIFAR-100: two) and 3072 pixels."""
+    heads = 1 if classes == 10 else 2
+    if not content or len(content) % (heads + _PIXELS):
+        raise UserError(
+            f"A binary CIFAR batch has {len(content)} bytes, not a multiple of {heads + _PIXELS}; "
+            "get the archive again."
+        )
+    rows = np.frombuffer(content, np.uint8).reshape(-1, heads + _PIXELS)
+    return _checked(rows[:, heads:], rows[:, heads - 1])
+
+
+def _checked(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    good = pixels.ndim == 2 and pixels.shape[1] == _PIXELS and labels.shape == pixels.shape[:1]
+    if not good or labels.dtype.kind not in "iu":
+        raise UserError(
+            f"A CIFAR batch holds pixels {pixels.shape} and labels {labels.shape}; "
+            f"(n, {_PIXELS}) and (n,) integers are needed."
+        )
+    return pixels.reshape(-1, 3, 32, 32), labels
+
+
+def _join(files: Mapping[str, bytes], names: list[str], classes: int, path: Path) -> Examples:
+    batches = []
+    for name in names:
+        if name in files:
+            batches.append(read_python_batch(files[name], classes))
+        elif f"{name}.bin" in files:
+            batches.append(read_binary_batch(files[f"{name}.bin"], classes))
+        else:
+            raise UserError(
+                f"'{path}' has no CIFAR batch '{name}'; get the official archive again."
+            )
+    pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return Examples(to_inputs(pixels), to_labels(labels))
+
+
+def _contents(path: Path, classes: int) -> dict[str, bytes]:
+    """The wanted files by their base names; nothing is unpacked onto the disk."""
+    train, test = _PARTS[classes]
+    wanted = {f"{name}{end}" for name in (*train, *test) for end in ("", ".bin")}
+    wanted |= {"meta", "fine_label_names.txt"}
+    try:
+        return _from_folder(path, wanted) if path.is_dir() else _from_tar(path, wanted)
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise UserError(f"'{path}' is not a readable CIFAR archive ({error}).") from None
+
+
+def _from_folder(path: Path, wanted: set[str]) -> dict[str, bytes]:
+    files = [f for f in (*path.glob("*"), *path.glob("*/*")) if f.name in wanted and f.is_file()]
+    return {f.name: f.read_bytes() for f in files if f.stat().st_size <= MAX_MEMBER}
+
+
+def _from_tar(path: Path, wanted: set[str]) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    with tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            name = Path(member.name).name
+            if name in wanted and member.isfile() and member.size <= MAX_MEMBER:
+                stream = archive.extractfile(member)
+                found[name] = stream.read() if stream else b""
+    return found
+
+
+def _fine_names(files: Mapping[str, bytes]) -> tuple[str, ...]:
+    if "meta" in files:
+        return tuple(n.decode() for n in _unpickle(files["meta"]).get(b"fine_label_names", []))
+    return tuple(files.get("fine_label_names.txt", b"").decode().split())
+
+
+class _PickledDtype:
+    def __init__(self, code: bytes | str, *_: object) -> None:
+        if code not in (b"u1", "u1"):
+            raise pickle.UnpicklingError(f"arrays of type {code!r}")
+
+    def __setstate__(self, state: object) -> None:
+        """Byte order and alignment mean nothing for single bytes."""
+
+
+class _PickledArray:
+    """Stands in for numpy.ndarray, so that a pickle cannot reach numpy itself."""
+
+    array: np.ndarray
+
+    def __init__(self, *_: object) -> None: ...
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, _, fortran, raw = state
+        values = np.frombuffer(raw, np.uint8)
+        self.array = values.reshape(shape, order="F" if fortran else "C")
+
+
+def _latin1(text: str, codec: str) -> bytes:
+    """How Python 3 writes bytes in the old protocols; no codec but this one is run."""
+    return text.encode("latin1")
+
+
+_ADMITTED = {
+    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy", "ndarray"): _PickledArray,
+    ("numpy", "dtype"): _PickledDtype,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return _ADMITTED[module, name]
+
+
+def _unpickle(content: bytes) -> dict[bytes, Any]:
+    try:
+        loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
+    except Exception as error:  # a broken pickle can raise nearly anything
+        raise UserError(f"A CIFAR batch was refused ({error}); get the official archive.") from None
+    if not isinstance(loaded, dict):
+        raise UserError("A CIFAR batch holds no dictionary; get the official archive.")
+    return {k.encode() if isinstance(k, str) else k: v for k, v in loaded.items()}

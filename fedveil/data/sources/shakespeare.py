@@ -1,0 +1,98 @@
+"""Plays as plain text: every speaking role is a client, every window of characters an example."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedveil.data.federated import Dataset, Examples
+from fedveil.errors import UserError
+
+VOCABULARY = "\n" + "".join(chr(code) for code in range(32, 127))
+OTHER = len(VOCABULARY)  # the id of every character outside the fixed, public vocabulary
+CLASSES = len(VOCABULARY) + 1
+_SPEAKER = re.compile(r"([^\W\d_][^:\n]{0,59}):")
+
+
+def load_shakespeare(path: Path, length: int = 80, minimum: int = 2) -> Dataset:
+    """Windows of `length` characters per role; labels are the inputs shifted by one, [n, length].
+
+    The last tenth of a role's windows is for testing; roles under `minimum` windows are dropped.
+    """
+    if length < 1:
+        raise UserError(f"A window needs at least one character, not {length}.")
+    windows = {role: _windows(text, length) for role, text in roles(_text(path)).items()}
+    kept = {role: w for role, w in sorted(windows.items()) if len(w) >= max(1, minimum)}
+    if not kept:
+        raise UserError(
+            f"'{path}' has no role with {minimum} windows of {length} characters; speeches begin "
+            "with a line 'SPEAKER:' and end with an empty line."
+        )
+    train = [w[: len(w) - len(w) // 10] for w in kept.values()]
+    test = [w[len(w) - len(w) // 10 :] for w in kept.values()]
+    return Dataset(
+        "shakespeare",
+        _examples(train),
+        _examples(test),
+        CLASSES,
+        class_names=(*VOCABULARY, "other"),
+        keys=np.repeat(np.array(list(kept)), [len(w) for w in train]),
+        notes=_dropped(len(windows) - len(kept), minimum, length),
+    )
+
+
+def roles(text: str) -> dict[str, str]:
+    r"""All that a role says, its speeches joined by newlines; a role is known by its name only.
+
+    >>> roles("ROMEO:\nAy me!\n\nJULIET:\nO Romeo\n\nROMEO:\nShall I?")
+    {'ROMEO': 'Ay me!\nShall I?', 'JULIET': 'O Romeo'}
+    """
+    said: dict[str, list[str]] = {}
+    for block in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
+        head, _, speech = block.strip().partition("\n")
+        if speech and (speaker := _SPEAKER.fullmatch(head.strip())):
+            said.setdefault(speaker[1], []).append(speech)
+    return {role: "\n".join(speeches) for role, speeches in said.items()}
+
+
+def encode(text: str) -> np.ndarray:
+    """Character ids, int64 [len(text)].
+
+    >>> encode("\\n a€").tolist() == [0, 1, 66, OTHER]
+    True
+    """
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    table = np.full(128, OTHER, dtype=np.int64)
+    table[[ord(c) for c in VOCABULARY]] = np.arange(OTHER)
+    return np.where(codes < 128, table[np.minimum(codes, 127)], OTHER)
+
+
+def _windows(text: str, length: int) -> np.ndarray:
+    """[n, length + 1]: consecutive windows that share one character with the next."""
+    ids = encode(text)
+    count = max(0, (len(ids) - 1) // length)
+    starts = length * np.arange(count)
+    return np.asarray(ids[starts[:, None] + np.arange(length + 1)])
+
+
+def _examples(windows: list[np.ndarray]) -> Examples:
+    joined = torch.from_numpy(np.concatenate(windows))
+    return Examples(joined[:, :-1].contiguous(), joined[:, 1:].contiguous())
+
+
+def _dropped(count: int, minimum: int, length: int) -> tuple[str, ...]:
+    if not count:
+        return ()
+    return (
+        f"{count} roles with fewer than {minimum} windows of {length} characters were left out.",
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"'{path}' is not a readable UTF-8 text file ({error}).") from None

@@ -1,0 +1,1 @@
+"""Ways to compute a group of clients' updates; all of them give the same numbers."""

@@ -1,0 +1,45 @@
+"""Choose an engine for a model: by what fits, and by whether it runs."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from fedveil.data.federated import Federated
+from fedveil.engines.dense import DenseEngine
+from fedveil.engines.loop import LoopEngine
+from fedveil.engines.task import Task
+from fedveil.engines.updates import Engine, Group
+from fedveil.errors import unknown
+from fedveil.parts.local import Plan, all_examples
+
+STACKABLE = 5_000_000  # a model with more numbers leaves no room to stack clients
+ENGINES = ("auto", "dense", "loop")
+log = logging.getLogger("fedveil")
+
+
+def choose(name: str, task: Task, data: Federated) -> Engine:
+    """The engine of this name; `auto` takes dense where it fits and runs, else loop."""
+    if name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
+    if name == "loop" or (name == "auto" and task.dim > STACKABLE):
+        return LoopEngine(task)
+    dense = DenseEngine.sized(task)
+    if name == "auto" and (problem := _trial(dense, task, data)):
+        log.info("engine loop, since this model does not run stacked: %s", problem)
+        return LoopEngine(task)
+    return dense
+
+
+def _trial(engine: DenseEngine, task: Task, data: Federated) -> str:
+    """Two clients, two steps, one example each: what went wrong, or nothing."""
+    clients = np.arange(min(2, data.clients))
+    index = all_examples(torch.ones(len(clients), dtype=torch.long))
+    plan = Plan(index, torch.zeros(len(clients), 2))
+    try:
+        engine.updates(task.flatten(), Group(data, clients, plan))
+    except (RuntimeError, NotImplementedError) as problem:
+        return str(problem).partition("\n")[0]
+    return ""

@@ -1,0 +1,75 @@
+"""dense: all clients of a group at once, torch.func's vmap over stacked parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from fedveil.engines.task import Parameters, Task
+from fedveil.engines.updates import DenseUpdates, Group
+
+GROUP_NUMBERS = 2**20  # stacked parameters of a group: about what a core's cache holds
+
+
+@dataclass(frozen=True, eq=False)
+class DenseEngine:
+    """Every leaf of the model has a leading axis of clients."""
+
+    task: Task
+    group_size: int
+    name: str = "dense"
+
+    @classmethod
+    def sized(cls, task: Task) -> DenseEngine:
+        """Groups as large as the cache suggests."""
+        return cls(task, max(1, min(256, GROUP_NUMBERS // task.dim)))
+
+    def updates(self, x: Tensor, group: Group) -> DenseUpdates:
+        """The first step is taken from shared parameters, the others from each client's own."""
+        start = self.task.unflatten(x)
+        stacked: Parameters = {}
+        velocity: Parameters = {}
+        batch = group.batch(0) if group.plan.repeated else None
+        for step in range(group.plan.steps):
+            inputs, labels, mask = batch or group.batch(step)
+            gradient = vmap(grad(self.task.loss), in_dims=(0 if stacked else None, 0, 0, 0))
+            gradients = gradient(stacked or start, inputs, labels, mask)
+            stacked = stacked or _copies(start, len(group.clients))
+            _walk(stacked, gradients, velocity, start, group, step)
+        return DenseUpdates(_differences(stacked, start, len(group.clients)))
+
+
+def _copies(start: Parameters, clients: int) -> Parameters:
+    return {name: leaf.expand(clients, *leaf.shape).clone() for name, leaf in start.items()}
+
+
+def _walk(
+    stacked: Parameters,
+    gradients: Parameters,
+    velocity: Parameters,
+    start: Parameters,
+    group: Group,
+    step: int,
+) -> None:
+    """One step of the inner rule, in place (parts/local.py)."""
+    plan, rates = group.plan, group.plan.rates[:, step]
+    for name, leaf in stacked.items():
+        slope = gradients[name]
+        if plan.weight_decay:
+            slope = slope.add(leaf, alpha=plan.weight_decay)
+        if plan.proximal:
+            slope = slope + plan.proximal * (leaf - start[name])
+        if plan.momentum:
+            slope = velocity[name].mul_(plan.momentum).add_(slope) if name in velocity else slope
+            velocity[name] = slope
+        leaf.sub_(rates.view(-1, *[1] * (leaf.dim() - 1)) * slope)
+
+
+def _differences(stacked: Parameters, start: Parameters, clients: int) -> Tensor:
+    if not stacked:
+        return torch.zeros(clients, sum(leaf.numel() for leaf in start.values()))
+    leaves = [(leaf - start[name]).reshape(clients, -1) for name, leaf in stacked.items()]
+    return torch.cat(leaves, dim=1)

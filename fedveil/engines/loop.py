@@ -1,0 +1,48 @@
+"""loop: one client after the other, for models too large to stack or without a vmap rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedveil.engines.task import Parameters, Task
+from fedveil.engines.updates import DenseUpdates, Group
+
+
+@dataclass(frozen=True, eq=False)
+class LoopEngine:
+    """Plain autograd for each client; any module works."""
+
+    task: Task
+    group_size: int = 8
+    name: str = "loop"
+
+    def updates(self, x: Tensor, group: Group) -> DenseUpdates:
+        """Row i is client i's walk."""
+        rows = torch.empty(len(group.clients), len(x))
+        for client in range(len(group.clients)):
+            rows[client] = self._walk(x, group, client)
+        return DenseUpdates(rows)
+
+    def _walk(self, x: Tensor, group: Group, client: int) -> Tensor:
+        plan = group.plan.group(client, client + 1)
+        alone = Group(group.data, group.clients[client : client + 1], plan)
+        y, velocity = x.clone(), torch.zeros_like(x)
+        batch = alone.batch(0) if plan.repeated else None
+        for step in range(plan.steps):
+            inputs, labels, mask = (part[0] for part in batch or alone.batch(step))
+            slope = self._gradient(y, inputs, labels, mask)
+            slope = slope + plan.weight_decay * y + plan.proximal * (y - x)
+            velocity = plan.momentum * velocity + slope
+            y = y - float(plan.rates[0, step]) * velocity
+        return y - x
+
+    def _gradient(self, y: Tensor, inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        leaves: Parameters = {
+            name: leaf.detach().requires_grad_() for name, leaf in self.task.unflatten(y).items()
+        }
+        loss = self.task.loss(leaves, inputs, labels, mask)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        return torch.cat([part.reshape(-1) for part in gradients])

@@ -1,0 +1,83 @@
+"""Task: a module and a loss as functions of one flat parameter vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedveil.data.federated import Examples
+from fedveil.errors import UserError, unknown
+from fedveil.models.losses import LOSSES, correct
+
+Parameters = dict[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """x ∈ R^dim ↔ the module's named parameters, and the mean loss of a batch."""
+
+    module: nn.Module
+    loss_name: str
+    shapes: dict[str, torch.Size] = field(init=False)
+    loss_of_examples: Callable[[Tensor, Tensor], Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.loss_name not in LOSSES:
+            raise unknown("loss", self.loss_name, LOSSES)
+        shapes = {name: leaf.shape for name, leaf in self.module.named_parameters()}
+        if not shapes:
+            raise UserError(
+                f"{type(self.module).__name__} has no parameters, so there is nothing to train."
+            )
+        object.__setattr__(self, "shapes", shapes)
+        object.__setattr__(self, "loss_of_examples", LOSSES[self.loss_name])
+
+    @property
+    def dim(self) -> int:
+        """How many numbers the model has."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    def flatten(self) -> Tensor:
+        """The module's parameters as one new float32 vector."""
+        leaves = [leaf.detach().reshape(-1) for leaf in self.module.parameters()]
+        return torch.cat(leaves).to(torch.float32, copy=True)
+
+    def unflatten(self, flat: Tensor) -> Parameters:
+        """Views of [..., dim] as named parameters [..., *shape]."""
+        sizes = [math.prod(shape) for shape in self.shapes.values()]
+        pieces = torch.split(flat, sizes, dim=-1)
+        lead = flat.shape[:-1]
+        return {
+            name: piece.reshape(lead + shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+    def outputs(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """The module's answer under other parameters."""
+        answer: Tensor = functional_call(self.module, parameters, (inputs,))
+        return answer
+
+    def loss(self, parameters: Parameters, inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+        """The mean loss of the examples that the mask keeps."""
+        losses = self.loss_of_examples(self.outputs(parameters, inputs), labels)
+        return (losses * mask).sum() / mask.sum().clamp_min(1.0)
+
+    @torch.no_grad()
+    def evaluate(self, x: Tensor, examples: Examples, batch: int = 2000) -> tuple[float, float]:
+        """(mean loss, accuracy) on examples; accuracy is NaN for targets that are not classes."""
+        parameters = self.unflatten(x)
+        loss = right = 0.0
+        for start in range(0, len(examples), batch):
+            inputs = examples.inputs[start : start + batch]
+            labels = examples.labels[start : start + batch]
+            outputs = self.outputs(parameters, inputs)
+            loss += float(self.loss_of_examples(outputs, labels).sum())
+            if self.loss_name == "cross_entropy":
+                right += float(correct(outputs, labels).sum())
+        count = len(examples) or 1
+        return loss / count, right / count if self.loss_name == "cross_entropy" else math.nan

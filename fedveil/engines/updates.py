@@ -1,0 +1,102 @@
+"""What the loop needs of a group of clients: norms, one weighted sum, rows only when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.data.federated import Federated
+from fedveil.parts.local import Plan
+
+
+class Updates(Protocol):
+    """The reports u_i of a group of clients."""
+
+    def norms(self) -> Tensor:
+        """‖u_i‖₂ in float64, [clients]; not finite where a report is not."""
+
+    def weighted_sum(self, scale: Tensor) -> Tensor:
+        """Σ scale_i·u_i, [dim]; a report of scale 0 is left out, whatever it holds."""
+
+    def rows(self) -> Tensor:
+        """The reports themselves, [clients, dim]."""
+
+    def affine(self, scale: float, share: float, x: Tensor) -> Updates:
+        """scale·u_i + share·x."""
+
+
+class DenseUpdates:
+    """Reports held as rows."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    @classmethod
+    def of(cls, messages: Sequence[Tensor], dim: int) -> DenseUpdates:
+        """Messages from outside; one of another shape becomes a row of NaN, which is rejected."""
+        rows = torch.full((len(messages), dim), torch.nan)
+        for row, message in zip(rows, messages, strict=True):
+            if message.shape == (dim,) and message.is_floating_point():
+                row.copy_(message)
+        return cls(rows)
+
+    def norms(self) -> Tensor:
+        """In float64, where no float32 row overflows."""
+        norms: Tensor = torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64)
+        return norms
+
+    def weighted_sum(self, scale: Tensor) -> Tensor:
+        """One matrix-vector product over the rows that count."""
+        used = scale != 0
+        if bool(used.all()):
+            return scale.float() @ self._rows
+        return scale[used].float() @ self._rows[used]
+
+    def rows(self) -> Tensor:
+        """As held."""
+        return self._rows
+
+    def affine(self, scale: float, share: float, x: Tensor) -> DenseUpdates:
+        """In place: the rows belong to this object alone."""
+        if scale != 1.0:
+            self._rows.mul_(scale)
+        if share != 0.0:
+            self._rows.add_(x, alpha=share)
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Some clients of a population, and the plan of their local work."""
+
+    data: Federated
+    clients: np.ndarray
+    plan: Plan
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [clients, width, …], labels [clients, width, …], mask [clients, width]."""
+        index = self.plan.index[:, 0 if self.plan.repeated else step]
+        mask = index >= 0
+        starts = self.data.offsets[torch.from_numpy(self.clients)]
+        positions = starts[:, None] + index.clamp_min(0)
+        return self.data.inputs[positions], self.data.labels[positions], mask.float()
+
+
+class Engine(Protocol):
+    """Computes the differences y_i − x of a group."""
+
+    @property
+    def name(self) -> str:
+        """As in a run's record."""
+
+    @property
+    def group_size(self) -> int:
+        """How many clients it takes at once."""
+
+    def updates(self, x: Tensor, group: Group) -> Updates:
+        """y_i − x after each client's local steps from x."""

@@ -1,0 +1,22 @@
+"""The one exception a user meets: a sentence that says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input. The message is one clear sentence; the command line prints it and exits with 2."""
+
+
+def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
+    """The error for a name that is not in a list, with the nearest known name.
+
+    >>> str(unknown("algorithm", "dp_fedavgg", ["fedavg", "dp_fedavg"]))
+    "There is no algorithm 'dp_fedavgg'; did you mean 'dp_fedavg'? Known: dp_fedavg, fedavg."
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(given, names, n=1)
+    hint = f"; did you mean '{near[0]}'?" if near else "."
+    return UserError(f"There is no {what} '{given}'{hint} Known: {', '.join(names)}.")

@@ -1,0 +1,246 @@
+"""Models by name: the ones that come along, and `package.module:Class` for the user's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.data.federated import Dataset, Federated
+from fedveil.errors import UserError, unknown
+from fedveil.models.alexnet import AlexNet
+from fedveil.models.cnn import SmallCNN
+from fedveil.models.linear import LinearRegression, SoftmaxRegression
+from fedveil.models.lstm import CharLSTM
+from fedveil.models.mlp import MLP
+from fedveil.models.mobilenet import MobileNetV2
+from fedveil.models.resnet import ResNet18, ResNet20
+from fedveil.models.start import construct, initialise
+from fedveil.models.wideresnet import WideResNet
+
+MODELS: dict[str, str] = {
+    "softmax": "softmax (logistic) regression on the flattened input, starting at zero",
+    "mlp": "multilayer perceptron with hidden layers 300-300; mlp-256-128 gives other widths",
+    "cnn": "small CNN of two convolutions, 26,010 parameters on 1×28×28",
+    "alexnet": "AlexNet for small images, 3.3 million parameters",
+    "mobilenetv2": "MobileNetV2 for small images with group norm, 2.2 million parameters",
+    "resnet18": "ResNet-18 for small images with group norm, 11.2 million parameters",
+    "resnet20": "ResNet-20 for small images with group norm, 0.27 million parameters",
+    "wrn-40-4": "wide ResNet 40-4, group norm, weight standardization, 8.9 million parameters",
+    "lstm": "character model of two LSTM layers of 256, for token sequences",
+    "linear": "linear regression without bias, for numeric targets",
+}
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What the data ask of a model; each method gives it or refuses with a sentence."""
+
+    model: str
+    data: str
+    shape: tuple[int, ...]  # of one input
+    classes: int
+
+    def features(self) -> int:
+        return math.prod(self.shape)
+
+    def channels(self) -> int:
+        if len(self.shape) != 3:
+            raise UserError(
+                f"The model '{self.model}' needs images of shape [channels, height, width], but an "
+                f"input of '{self.data}' has shape {list(self.shape)}; use 'softmax' or 'mlp'."
+            )
+        return self.shape[0]
+
+    def square(self) -> tuple[int, int]:
+        channels = self.channels()
+        height, width = self.shape[1:]
+        if height != width:
+            raise UserError(
+                f"The model '{self.model}' needs square images, but those of '{self.data}' are "
+                f"{height}×{width}; pad or crop them, or use 'resnet20'."
+            )
+        return channels, height
+
+
+_BUILDERS: dict[str, Callable[[_Need], nn.Module]] = {
+    "softmax": lambda need: SoftmaxRegression(need.features(), need.classes),
+    "mlp": lambda need: MLP(need.features(), _hidden(need.model), need.classes),
+    "cnn": lambda need: SmallCNN(*need.square(), need.classes),
+    "alexnet": lambda need: AlexNet(*need.square(), need.classes),
+    "mobilenetv2": lambda need: MobileNetV2(need.channels(), need.classes),
+    "resnet18": lambda need: ResNet18(need.channels(), need.classes),
+    "resnet20": lambda need: ResNet20(need.channels(), need.classes),
+    "wrn-40-4": lambda need: WideResNet(need.channels(), need.classes, depth=40, width=4),
+    "lstm": lambda need: CharLSTM(need.classes),
+    "linear": lambda need: LinearRegression(need.features()),
+}
+
+
+def build(name: str, data: Dataset | Federated, generator: torch.Generator) -> nn.Module:
+    """The model called `name`, sized for `data`, its initial weights drawn from `generator`.
+
+    The same generator state gives the same weights; torch's global generator is left as it was.
+    `package.module:Class` imports the user's class, from the current directory too, and hands it
+    the arguments among `inputs` (the shape of one input) and `classes` that it has.
+    """
+    shape = tuple(_inputs(data).shape[1:])
+    if ":" in name:
+        return _build_own(name, shape, data.classes, generator)
+    family = "mlp" if re.fullmatch(r"mlp(-[1-9]\d*)+", name) else name
+    if family not in _BUILDERS:
+        raise unknown("model", name, [*MODELS, "package.module:Class"])
+    _refuse_misfit(family, data)
+    need = _Need(name, data.name, shape, data.classes)
+    model = construct(lambda: _BUILDERS[family](need))
+    initialise(model, generator)
+    return model
+
+
+def suggest(data: Dataset | Federated) -> str:
+    """The name of the plainest model that fits: softmax, lstm for token sequences, or linear."""
+    if data.loss == "half_squared":
+        return "linear"
+    return "softmax" if _inputs(data).is_floating_point() else "lstm"
+
+
+def _inputs(data: Dataset | Federated) -> Tensor:
+    return data.train.inputs if isinstance(data, Dataset) else data.inputs
+
+
+def _labels(data: Dataset | Federated) -> Tensor:
+    return data.train.labels if isinstance(data, Dataset) else data.labels
+
+
+def _hidden(name: str) -> tuple[int, ...]:
+    widths = name.split("-")[1:]
+    return tuple(int(width) for width in widths) or (300, 300)
+
+
+def _refuse_misfit(family: str, data: Dataset | Federated) -> None:
+    """Raise where the kind of the data (tokens, classes, numbers) is not the model's kind."""
+    if (family == "linear") != (data.loss == "half_squared"):
+        kind = "numeric targets" if family == "linear" else "classes"
+        raise UserError(
+            f"The model '{family}' predicts {kind}, but '{data.name}' is trained with the loss "
+            f"'{data.loss}'; use the model '{suggest(data)}'."
+        )
+    if family == "lstm":
+        _refuse_no_tokens(data)
+    elif not _inputs(data).is_floating_point():
+        raise UserError(
+            f"The model '{family}' needs numbers, but the inputs of '{data.name}' are token ids; "
+            "use the model 'lstm'."
+        )
+
+
+def _refuse_no_tokens(data: Dataset | Federated) -> None:
+    inputs, labels = _inputs(data), _labels(data)
+    if inputs.is_floating_point() or inputs.dim() != 2 or labels.shape != inputs.shape:
+        raise UserError(
+            f"The model 'lstm' needs token ids [examples, length] with a label for every position, "
+            f"but '{data.name}' has {str(inputs.dtype)[6:]} inputs of shape "
+            f"{list(inputs.shape[1:])}; use the model 'softmax' or 'mlp'."
+        )
+    if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < data.classes:
+        raise UserError(
+            f"'{data.name}' has token ids from {int(inputs.min())} to {int(inputs.max())}, but a "
+            f"vocabulary of {data.classes} means ids from 0 to {data.classes - 1}; recode them."
+        )
+
+
+def _build_own(
+    name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator
+) -> nn.Module:
+    make = _import(name)
+    offered = {"inputs": shape, "classes": classes}
+    arguments = {key: value for key, value in offered.items() if key in _parameters(make)}
+    # The user's own initialisation is kept; a seed from our generator makes it repeatable.
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    try:
+        model = construct(lambda: make(**arguments), seed)
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in arguments.items())
+        raise UserError(
+            f"The model '{name}' could not be constructed with ({given}): "
+            f"{type(error).__name__}: {error}; make its other arguments optional."
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise UserError(
+            f"The model '{name}' gave a {type(model).__name__}, not a torch.nn.Module; "
+            "name a class that derives from torch.nn.Module or a function that returns one."
+        )
+    return model
+
+
+def _parameters(make: Callable[..., nn.Module]) -> set[str]:
+    """Names that can be passed by keyword; `*args` and `**kwargs` promise nothing."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    try:
+        signature = inspect.signature(make)
+    except (TypeError, ValueError):
+        return set()
+    return {key for key, parameter in signature.parameters.items() if parameter.kind in named}
+
+
+def _import(name: str) -> Callable[..., nn.Module]:
+    path, _, attribute = name.partition(":")
+    if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(
+            f"'{name}' does not name a model; write package.module:Class, as in mymodels:Net."
+        )
+    module = _import_module(name, path)
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        near = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else "define it there or correct the name."
+        raise UserError(f"The module '{path}' has no class '{attribute}'; {hint}")
+    make: Callable[..., nn.Module] = found
+    return make
+
+
+def _import_module(name: str, path: str) -> object:
+    try:
+        with _current_directory_importable():
+            return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise _import_failed(name, path, error) from error
+        raise UserError(
+            f"There is no module '{error.name}' for the model '{name}'; run from the directory "
+            f"that holds {error.name.split('.')[0]}, or install it."
+        ) from error
+    except Exception as error:
+        raise _import_failed(name, path, error) from error
+
+
+def _import_failed(name: str, path: str, error: Exception) -> UserError:
+    return UserError(
+        f"Importing '{path}' for the model '{name}' failed with {type(error).__name__}: {error}; "
+        "correct that module."
+    )
+
+
+@contextmanager
+def _current_directory_importable() -> Iterator[None]:
+    here = os.getcwd()
+    if here in sys.path or "" in sys.path:
+        yield
+        return
+    importlib.invalidate_caches()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if here in sys.path:
+            sys.path.remove(here)

@@ -1,0 +1,34 @@
+"""How large one message can be, and how far two neighbouring sums can lie apart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+Adjacency = Literal["add-remove", "zero-out", "replace-one"]
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Bounds on a vector in R^dim: ‖·‖₁ ≤ l1, ‖·‖₂ ≤ l2, ‖·‖∞ ≤ linf; on multiples of grid."""
+
+    dim: int
+    l1: float
+    l2: float
+    linf: float
+    grid: float | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """Whether one message is bounded at all."""
+        return math.isfinite(self.l2)
+
+    def sensitivity(self, adjacency: Adjacency) -> Norms:
+        """Bounds on the change of the sum between neighbours.
+
+        Add-remove and zero-out change the sum by one message, replace-one by two.
+        """
+        if adjacency != "replace-one":
+            return self
+        return replace(self, l1=2 * self.l1, l2=2 * self.l2, linf=2 * self.linf)

@@ -1,0 +1,153 @@
+"""What a person sees while a run goes on, and the summary at its end."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from fedveil.training import Record, Result, Training
+
+
+class Watcher(Protocol):
+    """Sees every round."""
+
+    def __call__(self, training: Training, record: Record) -> None:
+        """After a round."""
+
+    def __enter__(self) -> Watcher:
+        """Begin to show."""
+
+    def __exit__(
+        self, kind: type | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End it."""
+
+
+def plain_output() -> bool:
+    """Whether output goes to something that is not a terminal a person looks at in colour."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("CI")
+    return bool(plain) or not sys.stdout.isatty()
+
+
+def watcher() -> Watcher:
+    """A live line for a terminal, plain lines for everything else."""
+    return PlainLines() if plain_output() else LiveLine()
+
+
+class LiveLine:
+    """One line that follows the run: round, accuracy, ε spent of ε allowed, time left."""
+
+    def __init__(self) -> None:
+        self._bar = Progress(
+            TextColumn("round {task.completed:>3}/{task.total}"),
+            BarColumn(),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[epsilon]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self._job = self._bar.add_task("", total=None, accuracy="", epsilon="")
+
+    def __enter__(self) -> LiveLine:
+        self._bar.start()
+        return self
+
+    def __call__(self, training: Training, record: Record) -> None:
+        """Move the bar; accuracy and ε change when the round was evaluated."""
+        self._bar.update(self._job, completed=record.round, total=training.rounds)
+        if record.loss is not None:
+            accuracy, epsilon = quality(record), spending(training, record)
+            self._bar.update(self._job, accuracy=accuracy, epsilon=epsilon)
+
+    def __exit__(
+        self, kind: type | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+
+class PlainLines:
+    """A line for each evaluation."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> PlainLines:
+        return self
+
+    def __call__(self, training: Training, record: Record) -> None:
+        """Print what an evaluated round came to."""
+        self._first = record.round - 1 if self._first is None else self._first
+        if record.loss is None:
+            return
+        done = record.round - self._first
+        left = (time.monotonic() - self._started) / done * (training.rounds - record.round)
+        parts = [f"round {record.round}/{training.rounds}", quality(record)]
+        parts += [spending(training, record), f"{clock(left)} left"]
+        print("  ".join(part for part in parts if part), flush=True)
+
+    def __exit__(
+        self, kind: type | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to put away."""
+
+
+def quality(record: Record) -> str:
+    """Accuracy where there are classes, else the loss."""
+    if record.accuracy is None or math.isnan(record.accuracy):
+        return "" if record.loss is None else f"loss {record.loss:.4g}"
+    return f"accuracy {record.accuracy:.1%}"
+
+
+def spending(training: Training, record: Record) -> str:
+    """ε spent, of ε allowed where a budget was set."""
+    if record.epsilon is None:
+        return "not private"
+    if math.isinf(record.epsilon):
+        return "no guarantee"
+    allowed = f" of {training.budget.epsilon:.2f}" if training.budget else ""
+    return f"ε {record.epsilon:.2f}{allowed}"
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds.
+
+    >>> clock(75)
+    '1:15'
+    """
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def console() -> Console:
+    """Standard output, without markup where it is not a terminal."""
+    return Console(highlight=False, no_color=plain_output(), soft_wrap=plain_output())
+
+
+def show_summary(result: Result, advice: list[str]) -> None:
+    """Accuracy, the guarantee, where it is, what to try next."""
+    out = console()
+    out.print()
+    whole = len(result.records) == result.rounds
+    ended = "" if whole else f" (stopped after {len(result.records)} of {result.rounds} rounds)"
+    score = f"loss {result.loss:.4g}"
+    if not math.isnan(result.accuracy):
+        score = f"test accuracy {result.accuracy:.2%}, {score}"
+    out.print(f"[bold]Result[/bold]   {score}{ended}")
+    out.print(f"[bold]Privacy[/bold]  {result.guarantee.sentence()}")
+    if result.guarantee.private:
+        out.print("         A simulation: the noise is seeded, and all data lie on this machine.")
+    rejected = sum(record.rejected for record in result.records)
+    if rejected:
+        out.print(f"[bold]Rejected[/bold] {rejected} updates that were not finite numbers.")
+    if result.path is not None:
+        files = "recipe.toml, metrics.parquet, model.safetensors, summary.json"
+        out.print(f"[bold]Saved[/bold]    {result.path} ({files})")
+    for index, line in enumerate(advice):
+        out.print(f"[bold]Next[/bold]     {line}" if index == 0 else f"         {line}")

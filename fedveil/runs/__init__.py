@@ -1,0 +1,1 @@
+"""A run on disk: resolved recipe, metrics, model, summary and checkpoint."""

@@ -1,0 +1,219 @@
+"""Settings of a run: from a TOML file and flags (flags win), to data, recipe and training."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedveil.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedveil.data.federated import Dataset, Federated
+    from fedveil.data.partition import Partitioner
+    from fedveil.recipe import Recipe
+    from fedveil.training import Training
+
+MAX_BYTES = 2**20  # of a settings file
+
+
+class DataSettings(BaseModel):
+    """Which data, and how they are split over clients."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str | None = None  # a name from `fedveil datasets`
+    path: Path | None = None  # a table (CSV, Parquet), an image folder or zip, a text
+    client: str | None = None  # a table's columns
+    label: str | None = None
+    partition: str | None = None
+    clients: int | None = None
+    per_client: int = 5  # shards of a client
+    alpha: float = 0.5  # of the Dirichlet distribution
+    examples: int = 500  # of a client, for majority classes
+    seed: int = 0
+
+
+class Settings(BaseModel):
+    """Everything `fedveil train` needs; the same names in TOML and as flags."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    fedveil: str | None = None  # the version that wrote the file
+    algorithm: str = "dp_norm_fedavg"
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    data: DataSettings = DataSettings()
+    model: str | None = None
+    rounds: int = 100
+    epsilon: float | None = None
+    delta: float | None = None
+    seed: int = 0
+    engine: str = "auto"
+    evaluate_every: int | None = None
+    recipe: dict[str, Any] | None = None  # resolved; used instead of algorithm and parameters
+
+
+RECIPE_FLAGS = {"algorithm", "parameters", "rounds", "epsilon", "delta"}
+
+
+def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
+    """A file's settings with the flags on top; a changed recipe is resolved anew."""
+    plain = {} if file is None else _read_toml(file)
+    for name in ("data", "parameters"):
+        if not isinstance(plain.get(name, {}), dict):
+            raise UserError(f"{file}: {name} must be a table, written [{name}].")
+    if RECIPE_FLAGS & flags.keys() and "algorithm" in plain:
+        plain.pop("recipe", None)
+    if flags.get("algorithm", plain.get("algorithm")) != plain.get("algorithm"):
+        plain.pop("parameters", None)
+    merged = {**plain, **flags}
+    for name in ("data", "parameters"):
+        merged[name] = {**plain.get(name, {}), **flags.get(name, {})}
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as problem:
+        raise _sentence(problem, file) from problem
+
+
+def resolve_recipe(settings: Settings) -> Recipe:
+    """The recipe written down, or the algorithm called with its parameters."""
+    from fedveil.algorithms import ALGORITHMS
+    from fedveil.runs.codec import part_from_plain, recipe_from_plain
+
+    if settings.recipe is not None:
+        return recipe_from_plain(settings.recipe)
+    if settings.algorithm not in ALGORITHMS:
+        raise unknown("algorithm", settings.algorithm, ALGORITHMS)
+    method = ALGORITHMS[settings.algorithm]
+    known = inspect.signature(method).parameters
+    for name in settings.parameters:
+        if name not in known:
+            raise unknown(f"parameter of {settings.algorithm} named", name, known)
+    values = {
+        name: part_from_plain(value, f"parameters.{name}") if isinstance(value, dict) else value
+        for name, value in settings.parameters.items()
+    }
+    try:
+        return method(**values)
+    except TypeError as problem:
+        raise UserError(
+            f"{settings.algorithm} does not take these parameters: {problem}; "
+            f"see `fedveil algorithms {settings.algorithm}`."
+        ) from problem
+
+
+def load_data(settings: DataSettings) -> Federated:
+    """The data set, split over clients."""
+    dataset = _load(settings)
+    return dataset.split(_partitioner(settings, dataset), settings.seed)
+
+
+def prepare(settings: Settings, data: Federated | None = None) -> Training:
+    """A training that stands at round 0."""
+    from fedveil import training
+    from fedveil.models.catalog import suggest
+
+    recipe = resolve_recipe(settings)  # before the data: a mistake there should be heard at once
+    data = load_data(settings.data) if data is None else data
+    return training.prepare(
+        recipe,
+        data,
+        settings.model or suggest(data),
+        settings.rounds,
+        settings.epsilon,
+        settings.delta,
+        settings.seed,
+        settings.engine,
+        settings.evaluate_every,
+    )
+
+
+def resolved(settings: Settings, training: Training) -> dict[str, Any]:
+    """The settings as they ran, for recipe.toml."""
+    from fedveil import __version__
+    from fedveil.models.catalog import suggest
+    from fedveil.runs.codec import to_plain
+
+    plain = settings.model_dump(mode="json", exclude_none=True)
+    if settings.data.path is not None:
+        plain["data"]["path"] = str(settings.data.path.resolve())
+    return {
+        **plain,
+        "fedveil": __version__,
+        "model": settings.model or suggest(training.data),
+        "delta": training.delta,
+        "engine": training.engine.name,
+        "evaluate_every": training.evaluate_every,
+        "recipe": to_plain(training.recipe),
+    }
+
+
+def _load(settings: DataSettings) -> Dataset:
+    from fedveil.data import catalog
+    from fedveil.data.table import load_table
+
+    if settings.path is None:
+        return catalog.load(settings.dataset or "fashion-mnist")
+    if settings.dataset is not None:
+        raise UserError(
+            f"Both dataset '{settings.dataset}' and the path {settings.path} are given; give one."
+        )
+    if settings.path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+        return catalog.load_path(settings.path)
+    if settings.client is None or settings.label is None:
+        raise UserError(
+            f"The table {settings.path} needs to know its columns: "
+            "give --client (whose row it is) and --label (what to predict)."
+        )
+    return load_table(settings.path, settings.client, settings.label, seed=settings.seed)
+
+
+def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:
+    from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
+
+    keyed = dataset.keys is not None and settings.clients is None
+    name = settings.partition or ("key" if keyed else "iid")
+    clients = 100 if settings.clients is None else settings.clients
+    if name == "key" and dataset.keys is None:
+        raise UserError(
+            f"'{dataset.name}' does not say which client an example belongs to; "
+            "use partition 'iid', 'shards', 'majority' or 'dirichlet' with a number of clients."
+        )
+    makers: dict[str, Callable[[], Partitioner]] = {
+        "key": ByKey,
+        "iid": lambda: Iid(clients),
+        "shards": lambda: Shards(clients, settings.per_client),
+        "majority": lambda: MajorityClasses(clients, settings.examples),
+        "dirichlet": lambda: Dirichlet(clients, settings.alpha),
+    }
+    if name not in makers:
+        raise unknown("partition", name, makers)
+    return makers[name]()
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise UserError(f"{file} is larger than 1 MB; a settings file is a few lines of TOML.")
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as problem:
+        raise UserError(f"Could not read {file}: {problem.strerror}.") from problem
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise UserError(f"{file} is not valid TOML: {problem}.") from problem
+
+
+def _sentence(problem: ValidationError, file: Path | None) -> UserError:
+    first = problem.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        group = DataSettings if first["loc"][0] == "data" else Settings
+        return unknown(f"setting in {file or 'the flags'} named", where, group.model_fields)
+    given = str(first["input"])[:40]
+    return UserError(
+        f"{file or 'The flags'}: {where} is '{given}', but {first['msg'][:1].lower()}"
+        f"{first['msg'][1:]}."
+    )

@@ -1,0 +1,329 @@
+"""train: settle the noise, play the rounds, evaluate, save; the work of `fedveil train`."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.data.federated import Federated
+from fedveil.engines.choose import choose
+from fedveil.engines.task import Task
+from fedveil.engines.updates import Engine
+from fedveil.errors import UserError
+from fedveil.loop import Info, State, begin, play_round
+from fedveil.models.catalog import build
+from fedveil.models.check import dropout_layers, refuse_batch_norm
+from fedveil.privacy.accounting import check_delta
+from fedveil.privacy.calibrate import Budget, settle
+from fedveil.privacy.statement import Guarantee, guarantee
+from fedveil.recipe import Recipe
+from fedveil.runs.codec import to_plain
+from fedveil.runs.directory import RunDirectory
+from fedveil.streams import torch_generator
+
+EVALUATIONS = 20  # how often a run looks at its test accuracy, unless told otherwise
+
+
+@dataclass(frozen=True)
+class Record:
+    """One round in numbers; test results and ε where the round was evaluated."""
+
+    round: int  # rounds played so far, this one included
+    participants: int
+    rejected: int
+    norm: float
+    shrunk: float
+    signal: float
+    noise: float
+    seconds: float
+    loss: float | None = None
+    accuracy: float | None = None
+    epsilon: float | None = None
+
+
+@dataclass
+class Training:
+    """A run in progress: what is fixed, the state, and the records so far."""
+
+    recipe: Recipe  # with settled noise
+    data: Federated
+    task: Task
+    engine: Engine
+    rounds: int
+    seed: int
+    delta: float
+    budget: Budget | None
+    state: State
+    evaluate_every: int
+    records: list[Record] = field(default_factory=list)
+
+    def step(self) -> Record:
+        """Play one round."""
+        started = time.perf_counter()
+        self.state, info = play_round(self.recipe, self.state, self.data, self.engine, self.seed)
+        record = self._record(info, time.perf_counter() - started)
+        self.records.append(record)
+        return record
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are played."""
+        return self.state.round >= self.rounds
+
+    def guarantee(self) -> Guarantee:
+        """What has been spent so far."""
+        return guarantee(
+            self.recipe, self.task.dim, self.data.clients, self.state.round, self.delta
+        )
+
+    def _record(self, info: Info, seconds: float) -> Record:
+        done = info.round + 1
+        record = Record(
+            done, info.participants, info.rejected, info.norm, info.shrunk,
+            info.signal, info.noise, seconds,
+        )  # fmt: skip
+        if done % self.evaluate_every and done != self.rounds:
+            return record
+        loss, accuracy = self.task.evaluate(self.state.model, self.data.test)
+        epsilon = self.guarantee().epsilon if self.recipe.private else None
+        return Record(**{**asdict(record), "loss": loss, "accuracy": accuracy, "epsilon": epsilon})
+
+
+@dataclass(frozen=True)
+class Result:
+    """A trained model and what can be said of it."""
+
+    recipe: Recipe
+    model: nn.Module
+    accuracy: float
+    loss: float
+    guarantee: Guarantee
+    records: tuple[Record, ...]
+    rounds: int
+    seed: int
+    engine: str
+    path: Path | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """The result as plain values."""
+        finite = {
+            key: value if not isinstance(value, float) or math.isfinite(value) else None
+            for key, value in asdict(self.guarantee).items()
+        }
+        return {
+            "algorithm": self.recipe.name,
+            "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
+            "loss": self.loss if math.isfinite(self.loss) else None,
+            "rounds": len(self.records),
+            "rounds_planned": self.rounds,
+            "guarantee": {**finite, "sentence": self.guarantee.sentence()},
+            "rejected": sum(record.rejected for record in self.records),
+            "seconds": sum(record.seconds for record in self.records),
+            "seed": self.seed,
+            "engine": self.engine,
+            "noise": to_plain(self.recipe.noise),
+        }
+
+
+def prepare(
+    recipe: Recipe,
+    data: Federated,
+    model: str | nn.Module = "softmax",
+    rounds: int = 100,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    seed: int = 0,
+    engine: str = "auto",
+    evaluate_every: int | None = None,
+    start: Tensor | None = None,
+) -> Training:
+    """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0."""
+    if rounds < 1:
+        raise UserError(f"rounds is {rounds}; at least one round is needed to train.")
+    if recipe.unit == "example":
+        data = data.by_example()
+    recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
+    module = build(model, data, torch_generator(seed, "model")) if isinstance(model, str) else model
+    _check_module(module)
+    task = Task(module, data.loss)
+    delta = sensible_delta(data.clients) if delta is None else delta
+    check_delta(delta)
+    budget = None if epsilon is None else Budget(epsilon, delta)
+    recipe = _settled(recipe, budget, rounds, task.dim, data.clients)
+    x = task.flatten() if start is None else start.clone()
+    return Training(
+        recipe=recipe,
+        data=data,
+        task=task,
+        engine=choose(engine, task, data),
+        rounds=rounds,
+        seed=seed,
+        delta=delta,
+        budget=budget,
+        state=begin(recipe, x, data, rounds, seed),
+        evaluate_every=evaluate_every or max(1, rounds // EVALUATIONS),
+    )
+
+
+def train(
+    recipe: Recipe,
+    data: Federated,
+    model: str | nn.Module = "softmax",
+    rounds: int = 100,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    seed: int = 0,
+    engine: str = "auto",
+    evaluate_every: int | None = None,
+    save: str | Path | None = None,
+    watch: Callable[[Training, Record], None] | None = None,
+) -> Result:
+    """Train under (ε, δ), or with the recipe's own noise, whose ε is then reported.
+
+    Ctrl-C ends the run after the current round, with the work so far in the result and on disk.
+    """
+    training = prepare(recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every)
+    directory = None if save is None else RunDirectory.create(Path(save))
+    if directory is not None:
+        directory.save_settings({"recipe": to_plain(training.recipe), "rounds": rounds})
+    return finish(training, directory, watch)
+
+
+def finish(
+    training: Training,
+    directory: RunDirectory | None = None,
+    watch: Callable[[Training, Record], None] | None = None,
+) -> Result:
+    """Play the rounds that are left; save at every evaluation and at the end."""
+    with stop_after_interrupt() as stopped:
+        while not training.finished and not stopped():
+            record = training.step()
+            if watch is not None:
+                watch(training, record)
+            if directory is not None and record.loss is not None:
+                checkpoint(training, directory)
+    result = conclude(training, directory)
+    if directory is not None:
+        checkpoint(training, directory)
+        directory.save_model(training.task.unflatten(training.state.model))
+        directory.save_summary(result.summary())
+    return result
+
+
+def checkpoint(training: Training, directory: RunDirectory) -> None:
+    """Metrics first, then the state: a resumed run drops rows beyond its state."""
+    directory.save_metrics([asdict(record) for record in training.records])
+    directory.save_checkpoint(training.state)
+
+
+def restore(training: Training, directory: RunDirectory) -> Training:
+    """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
+    training.state = directory.load_checkpoint(training.state)
+    rows = [row for row in directory.load_metrics() if row["round"] <= training.state.round]
+    training.records = [Record(**row) for row in rows]
+    return training
+
+
+def conclude(training: Training, directory: RunDirectory | None = None) -> Result:
+    """The model handed out, evaluated, with what it cost."""
+    x = training.state.model
+    loss, accuracy = training.task.evaluate(x, training.data.test)
+    _load(training.task, x)
+    return Result(
+        recipe=training.recipe,
+        model=training.task.module,
+        accuracy=accuracy,
+        loss=loss,
+        guarantee=training.guarantee(),
+        records=tuple(training.records),
+        rounds=training.rounds,
+        seed=training.seed,
+        engine=training.engine.name,
+        path=None if directory is None else directory.path,
+    )
+
+
+def sensible_delta(population: int) -> float:
+    """1e-5, or a tenth of 1/population where that is smaller.
+
+    >>> sensible_delta(3000), sensible_delta(60_000)
+    (1e-05, 1.6666666666666667e-06)
+    """
+    return min(1e-5, 0.1 / population)
+
+
+@contextlib.contextmanager
+def stop_after_interrupt() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed; a second one interrupts at once."""
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed.is_set
+        return
+    earlier = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: object) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, earlier)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, earlier)
+
+
+def _settled(
+    recipe: Recipe, budget: Budget | None, rounds: int, dim: int, population: int
+) -> Recipe:
+    if budget is None:
+        if not recipe.noise.settled:
+            raise UserError(
+                f"{recipe.name} is private but has no noise yet; give epsilon (and delta), "
+                "or a noise multiplier."
+            )
+        return recipe
+    if not recipe.private:
+        raise UserError(
+            f"{recipe.name} adds no noise, so it cannot keep epsilon = {budget.epsilon}; "
+            "use a private algorithm such as dp_fedavg, or leave epsilon out."
+        )
+    if recipe.noise.settled:
+        return _within(recipe, budget, rounds, dim, population)
+    return settle(recipe, budget, rounds, dim, population)
+
+
+def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
+    """Noise that is settled already is kept if it keeps the budget."""
+    spent = guarantee(recipe, dim, population, rounds, budget.delta)
+    if spent.epsilon > budget.epsilon:
+        raise UserError(
+            f"{recipe.name} with the noise it was given spends epsilon = {spent.epsilon:.3g} in "
+            f"{rounds} rounds, over the budget of {budget.epsilon:.3g}; leave the amount of noise "
+            "out to have it calibrated, or play fewer rounds."
+        )
+    return recipe
+
+
+def _check_module(module: nn.Module) -> None:
+    refuse_batch_norm(module)
+    if dropped := dropout_layers(module):
+        raise UserError(
+            f"Layer '{dropped[0]}' is a dropout layer, whose randomness would not be "
+            "reproducible over clients; leave it out (the noise of privacy regularizes already)."
+        )
+
+
+def _load(task: Task, x: Tensor) -> None:
+    with torch.no_grad():
+        for name, leaf in task.unflatten(x).items():
+            task.module.get_parameter(name).copy_(leaf)

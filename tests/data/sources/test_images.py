@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedveil.data.sources import images
+from fedveil.data.sources.images import load_images
+from fedveil.errors import UserError
+
+from ..paths import SHARED, needs_photos
+
+
+def png(value: int, size: tuple[int, int] = (6, 4), mode: str = "RGB") -> bytes:
+    """A picture of one brightness, (width, height)."""
+    out = io.BytesIO()
+    Image.new(mode, size, value if mode == "L" else (value, 0, 255)).save(out, "PNG")
+    return out.getvalue()
+
+
+def make(path: Path, files: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        return path
+    for name, content in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_bytes(content)
+    return path
+
+
+SPLIT = {
+    "train/cat/1.png": png(10),
+    "train/dog/1.png": png(20),
+    "train/dog/2.png": png(30),
+    "test/cat/1.png": png(40),
+    "readme.txt": b"not an image",
+    "__MACOSX/train/cat/1.png": b"junk",
+}
+
+
+@pytest.mark.parametrize("name", ["pets", "pets.zip"])
+@pytest.mark.parametrize("wrapper", ["", "some/wrapper/"])
+def test_train_and_test_folders(tmp_path: Path, name: str, wrapper: str) -> None:
+    files = {f"{wrapper}{file}": content for file, content in SPLIT.items() if "MAC" not in file}
+    dataset = load_images(make(tmp_path / name, files))
+    assert dataset.name == "pets"
+    assert dataset.class_names == ("cat", "dog")
+    assert dataset.train.inputs.shape == (3, 3, 4, 6)
+    assert dataset.train.labels.tolist() == [0, 1, 1]
+    assert dataset.test.labels.tolist() == [0]
+    reds = (dataset.train.inputs[:, 0, 0, 0] * 255).round().tolist()
+    assert reds == [10, 20, 30]
+    assert dataset.notes == ()
+
+
+def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
+    assert len(load_images(make(tmp_path / "a.zip", SPLIT)).train) == 3
+
+
+def test_without_a_test_folder_a_tenth_is_held_out(tmp_path: Path) -> None:
+    files = {f"{'ab'[i % 2]}/{i}.png": png(i, mode="L") for i in range(30)}
+    path = make(tmp_path / "plain", files)
+    first, again, other = load_images(path), load_images(path), load_images(path, seed=1)
+    assert (len(first.train), len(first.test)) == (27, 3)
+    assert first.train.inputs.shape[1] == 1
+    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert not torch.equal(first.test.inputs, other.test.inputs)
+    assert "3 random images are held out" in first.notes[0]
+
+
+def test_sizes_and_modes_are_made_one(tmp_path: Path) -> None:
+    files = {
+        "a/1.png": png(1),
+        "a/2.png": png(2),
+        "b/1.png": png(99, (12, 8), "L"),
+        "test/a/1.png": png(4),
+    }
+    files = {n if n.startswith("test") else f"train/{n}": c for n, c in files.items()}
+    dataset = load_images(make(tmp_path / "mixed", files))
+    assert dataset.train.inputs.shape == (3, 3, 4, 6)
+    gray = dataset.train.inputs[2]
+    assert torch.equal((gray * 255).round(), torch.full((3, 4, 6), 99.0))
+    assert dataset.notes == ("1 images of other sizes were resized to 6×4 pixels.",)
+    assert load_images(tmp_path / "mixed", size=(5, 7)).train.inputs.shape == (3, 3, 5, 7)
+
+
+def test_limit_is_per_class_and_part(tmp_path: Path) -> None:
+    dataset = load_images(make(tmp_path / "a.zip", SPLIT), limit=1)
+    assert dataset.train.labels.tolist() == [0, 1]
+    with pytest.raises(UserError, match="limit must be 1 or more"):
+        load_images(tmp_path / "a.zip", limit=0)
+
+
+@pytest.mark.parametrize("name", ["../evil/1.png", "/abs/a/1.png", "a\\..\\b/1.png", "c:/a/1.png"])
+def test_unsafe_names_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="unsafe name"):
+        load_images(make(tmp_path / "a.zip", {"a/1.png": png(1), name: png(1)}))
+
+
+def test_absurd_sizes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a.zip", {"a/1.png": png(1), "b/1.png": bytes(5000)})
+    monkeypatch.setattr(images, "MAX_FILE", 4000)
+    with pytest.raises(UserError, match=r"'b/1.png' in .* declares 5000 bytes"):
+        load_images(path)
+    monkeypatch.setattr(images, "MAX_TOTAL", 4000)
+    with pytest.raises(UserError, match="declare more than 4000 bytes"):
+        load_images(path)
+
+
+def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a", {"a/1.png": png(1), "b/1.png": png(2, (50, 50))})
+    monkeypatch.setattr(images, "MAX_PIXELS", 2000)
+    with pytest.raises(UserError, match=r"'b/1.png' could not be read \(50×50 pixels"):
+        load_images(path)
+    monkeypatch.setattr(images, "MAX_PIXELS", 10**6)
+    monkeypatch.setattr(images, "MAX_TOTAL", 2000)
+    with pytest.raises(UserError, match="too large together"):
+        load_images(path)
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"a/1.png": png(1), "b/bad.png": b"junk"}, "image 'b/bad.png' could not be read"),
+        ({"a/1.png": png(1), "b/bad.png": png(1)[:45]}, "image 'b/bad.png' could not be read"),
+        ({"1.png": png(1), "a/2.png": png(1)}, "does not lie in a class folder"),
+        ({"a/1.png": png(1), "b/c/1.png": png(1)}, "does not lie in a class folder"),
+        ({"test/a/1.png": png(1)}, "no training images"),
+        ({"readme.txt": b"hello"}, "no training images"),
+        ({"a/1.png": png(1)}, "One image cannot be split"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a", "a.zip"])
+def test_broken_sets(tmp_path: Path, files: dict[str, bytes], says: str, name: str) -> None:
+    with pytest.raises(UserError, match=says):
+        load_images(make(tmp_path / name, files))
+
+
+def test_damaged_and_missing_zips(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no folder or file"):
+        load_images(tmp_path / "absent.zip")
+    (tmp_path / "bad.zip").write_bytes(b"no zip")
+    with pytest.raises(UserError, match="not a readable zip"):
+        load_images(tmp_path / "bad.zip")
+    path = make(tmp_path / "a.zip", {"a/1.png": png(1), "a/2.png": png(1)})
+    content = bytearray(path.read_bytes())
+    content[60] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"'a/1.png' in .* is damaged"):
+        load_images(path)
+
+
+@needs_photos
+def test_the_real_photos() -> None:
+    dataset = load_images(SHARED / "cifar10.zip", limit=20)
+    assert dataset.train.inputs.shape == (200, 3, 32, 32)
+    assert dataset.test.inputs.shape == (200, 3, 32, 32)
+    assert dataset.class_names[:2] == ("airplane", "automobile")
+    assert torch.bincount(dataset.train.labels).tolist() == [20] * 10
+    assert np.isclose(float(dataset.train.inputs.mean()), 0.48, atol=0.06)
