@@ -45,9 +45,16 @@ def described(method: Callable[..., object]) -> Described:
         name=method.__name__,
         rule=" ".join(rule.split()),
         citation=" ".join(rest.split()),
-        parameters=tuple(str(p) for p in signature.parameters.values()),
+        parameters=tuple(_parameter(p) for p in signature.parameters.values()),
         names=tuple(signature.parameters),
     )
+
+
+def _parameter(parameter: inspect.Parameter) -> str:
+    """`clip: float = 1.0`, as its function's source has it."""
+    text = f"{parameter.name}: {parameter.annotation}"
+    given = parameter.default is not parameter.empty
+    return f"{text} = {parameter.default!r}" if given else text
 
 
 def found(root: Path) -> list[tuple[str, str]]:

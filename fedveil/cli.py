@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import shlex
 import sys
 import tomllib
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +15,7 @@ import typer
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
+    from fedveil.runs.directory import RunDirectory
     from fedveil.settings import Settings
     from fedveil.training import Training
 
@@ -25,11 +29,15 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run a command; bad input ends with one sentence and exit code 2."""
+    """Run a command; bad input ends with one sentence and exit code 2, Ctrl-C with 130."""
+    for sink in (sys.stdout, sys.stderr):
+        if isinstance(sink, io.TextIOWrapper):
+            sink.reconfigure(errors="replace")  # an ε must not end a run on an ASCII terminal
     try:
         app()
     except UserError as problem:
-        print(f"fedveil: {problem}", file=sys.stderr)
+        sentence = "".join(c if c.isprintable() else " " for c in str(problem))
+        print(f"fedveil: {sentence}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -102,17 +110,16 @@ def train(
 def datasets() -> None:
     """List the data sets by name, and whether they are here."""
     from fedveil.data.catalog import CATALOG
-    from fedveil.progress import console
+    from fedveil.progress import entry
 
-    out = console()
-    for entry in CATALOG.values():
-        here = "here" if entry.here() else "not here"
-        out.print(f"[bold]{entry.name:17}[/bold] {here:9} {entry.summary}")
-        out.print(f"{'':27} {entry.citation}")
-    out.print(
-        "\nYour own: --path table.csv --client user_id --label y, --path images.zip (class "
-        "folders), --path roles.txt."
-    )
+    for known in CATALOG.values():
+        here = "here" if known.here() else "not here"
+        entry(known.name, f"{here:9} {known.summary}", width=18)
+        entry("", known.citation, width=28)
+    print()
+    entry("Your own", "--path table.csv --client user_id --label y", width=18)
+    entry("", "--path images.zip (or a directory) with a folder for each class", width=18)
+    entry("", "--path roles.txt, a text of roles and what they say", width=18)
 
 
 @app.command()
@@ -121,25 +128,31 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
     from fedveil.algorithms import ALGORITHMS
     from fedveil.citations import described
     from fedveil.errors import unknown
-    from fedveil.progress import console
+    from fedveil.progress import entry
 
     if name is not None and name not in ALGORITHMS:
         raise unknown("algorithm", name, ALGORITHMS)
-    out = console()
     for method in [ALGORITHMS[name]] if name else ALGORITHMS.values():
         text = described(method)
-        out.print(f"[bold]{text.name}[/bold]  {text.rule}")
-        out.print(f"    {text.citation}")
-        shown = "\n    ".join(text.parameters) if name else ", ".join(text.names)
-        out.print(f"    {shown}")
+        entry(text.name, "", width=0)
+        entry("", text.rule, width=4)
+        entry("", text.citation, width=4)
+        for line in text.parameters if name else [", ".join(text.names)]:
+            entry("", line, width=4)
 
 
 def _train_anew(settings: Settings, out: Path | None) -> None:
-    from fedveil.runs.directory import RunDirectory, fresh_name
+    from fedveil.runs.directory import RunDirectory, refuse_taken
     from fedveil.settings import prepare, resolved
 
-    training = prepare(settings)
-    directory = RunDirectory.create(out or fresh_name(Path("runs"), training.recipe.name))
+    if out is not None:
+        refuse_taken(out)  # before the long work
+    with _getting_ready():
+        training = prepare(settings)
+    if out is None:
+        directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
+    else:
+        directory = RunDirectory.create(out)
     directory.save_settings(resolved(settings, training))
     _play(training, directory, settings)
 
@@ -147,40 +160,43 @@ def _train_anew(settings: Settings, out: Path | None) -> None:
 def _train_on(path: Path) -> None:
     from fedveil import training as work
     from fedveil.runs.directory import RunDirectory
-    from fedveil.settings import prepare, read_settings
+    from fedveil.settings import prepare, read_run
 
     directory = RunDirectory.open(path)
-    settings = read_settings(path / "recipe.toml", {})
-    _play(work.restore(prepare(settings), directory), directory, settings)
+    settings = read_run(path / "recipe.toml")
+    with _getting_ready():
+        training = work.restore(prepare(settings), directory)
+    _play(training, directory, settings)
 
 
-def _play(training: Training, directory: Any, settings: Settings) -> None:
+def _getting_ready() -> AbstractContextManager[object]:
+    from fedveil.progress import waiting
+
+    return waiting("Loading the data and settling the noise …")
+
+
+def _play(training: Training, directory: RunDirectory, settings: Settings) -> None:
+    """Play what is left; an interrupted run is saved as well and ends with 130, as Ctrl-C does."""
     from fedveil import training as work
-    from fedveil.progress import console, show_summary, watcher
+    from fedveil.progress import show_start, show_summary, watcher
 
-    out = console()
-    for note in training.data.notes:
-        out.print(note)
-    out.print(
-        f"{training.recipe.name} on {training.data.name}: {training.data.clients:,} "
-        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds} rounds, "
-        f"engine {training.engine.name}"
-    )
+    show_start(training)
     with watcher() as watch:
         result = work.finish(training, directory, watch)
     show_summary(result, _advice(training, directory.path, settings))
+    if not training.finished:
+        raise typer.Exit(130)
 
 
 def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
-    recipe = path / "recipe.toml"
     if not training.finished:
-        return [f"fedveil train --resume {path}   goes on where it stopped"]
-    lines = [f"fedveil train {recipe} --seed {settings.seed + 1}   the same with another seed"]
+        return [f"fedveil train --resume {shlex.quote(str(path))}   goes on where it stopped"]
+    again = f"fedveil train {shlex.quote(str(path / 'recipe.toml'))}"
+    lines = [f"{again} --seed {settings.seed + 1}   the same with another seed"]
     if training.budget is not None and settings.recipe is None:
         other = training.budget.epsilon / 2
-        lines.append(f"fedveil train {recipe} --epsilon {other:g}   half the privacy budget")
-    lines.append("fedveil algorithms   what else could be trained")
-    return lines
+        lines.append(f"{again} --epsilon {other:g}   half the privacy budget")
+    return [*lines, "fedveil algorithms   what else could be trained"]
 
 
 def _assignment(text: str) -> tuple[str, Any]:

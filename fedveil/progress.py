@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 import os
 import sys
+import textwrap
 import time
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 if TYPE_CHECKING:
     from fedveil.training import Record, Result, Training
@@ -34,7 +37,7 @@ class Watcher(Protocol):
 def plain_output() -> bool:
     """Whether output goes to something that is not a terminal a person looks at in colour."""
     plain = os.environ.get("NO_COLOR") or os.environ.get("CI")
-    return bool(plain) or not sys.stdout.isatty()
+    return bool(plain) or os.environ.get("TERM") == "dumb" or not sys.stdout.isatty()
 
 
 def watcher() -> Watcher:
@@ -52,6 +55,7 @@ class LiveLine:
             TextColumn("{task.fields[accuracy]}"),
             TextColumn("{task.fields[epsilon]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
+            console=console(),
         )
         self._job = self._bar.add_task("", total=None, accuracy="", epsilon="")
 
@@ -89,7 +93,8 @@ class PlainLines:
             return
         done = record.round - self._first
         left = (time.monotonic() - self._started) / done * (training.rounds - record.round)
-        parts = [f"round {record.round}/{training.rounds}", quality(record)]
+        width = len(str(training.rounds))
+        parts = [f"round {record.round:>{width}}/{training.rounds}", quality(record)]
         parts += [spending(training, record), f"{clock(left)} left"]
         print("  ".join(part for part in parts if part), flush=True)
 
@@ -126,28 +131,65 @@ def clock(seconds: float) -> str:
 
 
 def console() -> Console:
-    """Standard output, without markup where it is not a terminal."""
-    return Console(highlight=False, no_color=plain_output(), soft_wrap=plain_output())
+    """Standard output; where it is not a terminal, without escape codes and line breaks."""
+    plain = plain_output()
+    return Console(
+        highlight=False,
+        force_terminal=False if plain else None,  # FORCE_COLOR does not make a file a terminal
+        color_system=None if plain else "auto",
+        soft_wrap=plain,
+    )
+
+
+def waiting(for_what: str) -> AbstractContextManager[object]:
+    """A moving sign on a terminal while nothing else can be shown."""
+    return nullcontext() if plain_output() else console().status(for_what)
+
+
+def entry(label: str, text: str, width: int = 9) -> None:
+    """A label and its text, whose further lines stand below its first one.
+
+    The text is shown as it is: brackets in it are no markup, and control characters no commands.
+    """
+    out = console()
+    room = max(out.width - width, 20)
+    lines = ["".join(c if c.isprintable() else " " for c in text)]
+    if not plain_output():
+        lines = textwrap.wrap(lines[0], room, break_long_words=False, break_on_hyphens=False)
+    body = ("\n" + " " * width).join(lines)
+    out.print(Text.assemble((label.ljust(width), "bold"), body), soft_wrap=True)
+
+
+def show_start(training: Training) -> None:
+    """What the data are like, and what is about to run."""
+    for note in training.data.notes:
+        entry("", note, width=0)
+    entry(
+        "",
+        f"{training.recipe.name} on {training.data.name}: {training.data.clients:,} "
+        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds} rounds, "
+        f"engine {training.engine.name}",
+        width=0,
+    )
 
 
 def show_summary(result: Result, advice: list[str]) -> None:
     """Accuracy, the guarantee, where it is, what to try next."""
-    out = console()
-    out.print()
+    print()
     whole = len(result.records) == result.rounds
     ended = "" if whole else f" (stopped after {len(result.records)} of {result.rounds} rounds)"
     score = f"loss {result.loss:.4g}"
     if not math.isnan(result.accuracy):
         score = f"test accuracy {result.accuracy:.2%}, {score}"
-    out.print(f"[bold]Result[/bold]   {score}{ended}")
-    out.print(f"[bold]Privacy[/bold]  {result.guarantee.sentence()}")
+    entry("Result", score + ended)
+    entry("Privacy", result.guarantee.sentence())
     if result.guarantee.private:
-        out.print("         A simulation: the noise is seeded, and all data lie on this machine.")
+        entry("", "A simulation: the noise is seeded, and all data lie on this machine.")
     rejected = sum(record.rejected for record in result.records)
     if rejected:
-        out.print(f"[bold]Rejected[/bold] {rejected} updates that were not finite numbers.")
+        entry("Rejected", f"{rejected} updates that were not finite numbers.")
     if result.path is not None:
         files = "recipe.toml, metrics.parquet, model.safetensors, summary.json"
-        out.print(f"[bold]Saved[/bold]    {result.path} ({files})")
+        entry("Saved", f"{result.path} ({files})")
     for index, line in enumerate(advice):
-        out.print(f"[bold]Next[/bold]     {line}" if index == 0 else f"         {line}")
+        entry("" if index else "Next", line)

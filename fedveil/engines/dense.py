@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group
 
-GROUP_NUMBERS = 2**20  # stacked parameters of a group: about what a core's cache holds
+GROUP_NUMBERS = 2**21  # stacked parameters of a group: about what a core's cache holds
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,8 @@
 
 The contract holds in floating point too: a scale is shrunk by `MARGIN`, which is more than the
 rounding of one float32 product, so ‖b‖ ≤ C for the numbers that are really summed.
-Norms below `TINY` count as zero: their direction is rounding, not data.
+Norms below `TINY` count as zero: their direction is rounding, not data. An update so large that
+float32 cannot hold its scale is sent as zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fedveil.privacy.norms import Norms
 
 MARGIN = 1.0 - 2.0**-20
 TINY = 2.0**-100
-LARGEST = 2.0**126  # scales beyond it would overflow float32
+SMALLEST, LARGEST = 2.0**-126, 2.0**126  # scales that float32 holds without loss
 
 
 class Bound(Protocol):
@@ -35,6 +36,11 @@ class Bound(Protocol):
 def within(norm: float, dim: int) -> Norms:
     """The ball ‖b‖₂ ≤ norm and what it implies for the other norms."""
     return Norms(dim, l1=norm * math.sqrt(dim), l2=norm, linf=norm)
+
+
+def _in_range(scale: Tensor) -> Tensor:
+    """Scales as float32 can hold them: never larger, zero where they would lose their digits."""
+    return torch.where(scale >= SMALLEST, scale.clamp_max(LARGEST), 0.0)
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Clip:
 
     def scale(self, norms: Tensor) -> Tensor:
         """s(r) = min(1, C/r), and 1 at r = 0."""
-        return (MARGIN * self.norm / norms.clamp_min(TINY)).clamp_max(1.0)
+        return _in_range((MARGIN * self.norm / norms.clamp_min(TINY)).clamp_max(1.0))
 
     def norms(self, dim: int) -> Norms:
         """‖b‖ ≤ C."""
@@ -79,7 +85,7 @@ class Normalize:
 
     def scale(self, norms: Tensor) -> Tensor:
         """s(r) = C/r, and 0 at r = 0."""
-        scale = (MARGIN * self.norm / norms.clamp_min(TINY)).clamp_max(LARGEST)
+        scale = _in_range(MARGIN * self.norm / norms.clamp_min(TINY))
         return torch.where(norms >= TINY, scale, 0.0)
 
     def norms(self, dim: int) -> Norms:
@@ -98,7 +104,7 @@ class SmoothNormalize:
 
     def scale(self, norms: Tensor) -> Tensor:
         """s(r) = 1/(α + r)."""
-        return (MARGIN / (self.alpha + norms)).clamp_max(LARGEST)
+        return _in_range(MARGIN / (self.alpha + norms))
 
     def norms(self, dim: int) -> Norms:
         """‖b‖ ≤ 1."""

@@ -6,9 +6,12 @@ leaves the older file as it was.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +33,24 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
         """A new directory at the path; one that is in use is left alone."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise UserError(
-                f"{path} already holds something; choose another --out, or go on with "
-                f"`fedveil train --resume {path}`."
-            )
+        refuse_taken(path)
         with saving(path):
             path.mkdir(parents=True, exist_ok=True)
         return cls(path)
+
+    @classmethod
+    def fresh(cls, base: Path, label: str) -> RunDirectory:
+        """A new directory under base: label-1, label-2, …, the first that nobody has taken."""
+        name = re.sub(r"[^\w-]+", "-", label)  # a recipe's name is free text
+        for number in itertools.count(1):
+            path = base / f"{name}-{number}"
+            try:
+                with saving(base):
+                    path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            return cls(path)
+        raise AssertionError("there is always a next number")
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -50,7 +63,8 @@ class RunDirectory:
         """recipe.toml: everything needed to run it again."""
         import tomli_w
 
-        self._write("recipe.toml", lambda path: path.write_text(tomli_w.dumps(settings)))
+        text = tomli_w.dumps(settings)
+        self._write("recipe.toml", lambda path: path.write_text(text, encoding="utf-8"))
 
     def save_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
         """metrics.parquet: a row for each round."""
@@ -64,30 +78,25 @@ class RunDirectory:
         import polars
 
         path = self.path / "metrics.parquet"
-        return polars.read_parquet(path).to_dicts() if path.is_file() else []
+        if not path.is_file():
+            return []
+        with reading(path):
+            return polars.read_parquet(path).to_dicts()
 
     def save_model(self, parameters: Mapping[str, Tensor]) -> None:
         """model.safetensors: named parameters, as the module's state_dict has them."""
-        from safetensors.torch import save_file
-
-        tensors = {name: leaf.contiguous().clone() for name, leaf in parameters.items()}
-        self._write("model.safetensors", lambda path: save_file(tensors, path))
+        self._write_tensors("model.safetensors", parameters)
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json: the result and its guarantee."""
-        text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-        self._write("summary.json", lambda path: path.write_text(text))
+        text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        self._write("summary.json", lambda path: path.write_text(text, encoding="utf-8"))
 
     def save_checkpoint(self, state: State) -> None:
         """checkpoint.safetensors, after the client memory it refers to."""
-        from safetensors.torch import save_file
-
         if state.memory is not None:
-            with saving(self.path):
-                state.memory.save(self._memory(state.round))
-        tensors = {name: leaf.contiguous().clone() for name, leaf in _tensors(state).items()}
-        round = {"round": str(state.round)}
-        self._write(CHECKPOINT, lambda path: save_file(tensors, path, metadata=round))
+            self._write(self._memory(state.round).name, state.memory.save)
+        self._write_tensors(CHECKPOINT, _tensors(state), {"round": str(state.round)})
         for old in self.path.glob("memory-*.npy"):
             if old != self._memory(state.round):
                 old.unlink()
@@ -99,12 +108,13 @@ class RunDirectory:
         path = self.path / CHECKPOINT
         if not path.is_file():
             raise UserError(f"{self.path} has no {CHECKPOINT}, so it cannot go on; train anew.")
-        with safe_open(path, framework="pt") as file:
+        with reading(path), safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            round = int(file.metadata()["round"])
+            round = int((file.metadata() or {})["round"])
         _check_shapes(path, _tensors(state), tensors)
         if state.memory is not None:
-            state.memory.restore(self._memory(round))
+            with reading(self._memory(round)):
+                state.memory.restore(self._memory(round))
         return State(
             round=round,
             x=tensors["x"],
@@ -116,6 +126,14 @@ class RunDirectory:
 
     def _memory(self, round: int) -> Path:
         return self.path / f"memory-{round}.npy"
+
+    def _write_tensors(
+        self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+    ) -> None:
+        from safetensors.torch import save
+
+        data = save({key: leaf.contiguous().clone() for key, leaf in tensors.items()}, metadata)
+        self._write(name, lambda path: path.write_bytes(data))
 
     def _write(self, name: str, write: Callable[[Path], Any]) -> None:
         partial = self.path / f".{name}.partial"
@@ -129,30 +147,44 @@ class RunDirectory:
                 partial.unlink(missing_ok=True)
 
 
-def fresh_name(base: Path, label: str) -> Path:
-    """A path under base that is not taken: label-1, label-2, …"""
-    number = 1
-    while (base / f"{label}-{number}").exists():
-        number += 1
-    return base / f"{label}-{number}"
+def refuse_taken(path: Path) -> None:
+    """Raise where a run could not be saved without touching what is there."""
+    with saving(path):
+        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if taken:
+        raise UserError(
+            f"{path} already holds something; choose another --out, or go on with "
+            f"`fedveil train --resume {path}`."
+        )
 
 
-class saving:  # noqa: N801 - reads as a verb: with saving(path)
+@contextmanager
+def saving(path: Path) -> Iterator[None]:
     """Turn a failed write into a sentence: what could not be saved, why, and what to do."""
+    try:
+        yield
+    except FileExistsError:
+        raise
+    except OSError as problem:
+        raise UserError(
+            f"Could not save to {path}: {problem.strerror or problem}; what was saved before is "
+            "still there, so free some space or choose another --out."
+        ) from problem
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def __enter__(self) -> None:
-        """Nothing to set up."""
-
-    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
-        if isinstance(problem, OSError) or type(problem).__name__ == "SafetensorError":
-            why = getattr(problem, "strerror", None) or str(problem)
-            raise UserError(
-                f"Could not save to {self.path}: {why}; what was saved before is still there. "
-                "Free some space or choose another --out."
-            ) from problem
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn a broken file of a run into a sentence: which one, what is wrong, and what to do."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as problem:  # each format's library has its own kinds
+        why = str(problem).strip().partition("\n")[0]
+        raise UserError(
+            f"{path} is not what a run saved ({type(problem).__name__}: {why}); "
+            "restore it from a copy, or train anew from the run's recipe.toml."
+        ) from problem
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
