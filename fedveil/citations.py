@@ -22,7 +22,8 @@ PAPERS = {
 }
 CITATION = re.compile(
     r"(?:[A-Z][\w-]+ et al\. \d{4}|DP-LSGD)(?: \([\w-]+\))?, "
-    r"(?:Alg|Thm|§|App|eq|Lemma|Remark|Table)[^;:()]*?(?=[;:()]|\. |\.?$)"
+    r"(?:(?:Alg|Thm|App|eq)\. [\w–]+|§[\d.]*\d(?: \(\w+\))?|(?:Lemma|Remark|Tables?) \d+)"
+    r"(?:, lines? [\d–]+)?"
 )
 
 
@@ -57,22 +58,36 @@ def _parameter(parameter: inspect.Parameter) -> str:
     return f"{text} = {parameter.default!r}" if given else text
 
 
-def found(root: Path) -> list[tuple[str, str]]:
-    """(citation, place) for every citation in the package, in the order of the papers' parts."""
-    pairs = []
-    for file in sorted(root.rglob("*.py")):
+def found(package: Path) -> dict[str, list[tuple[str, str]]]:
+    """For each work cited in the package: which part of it is built where, sorted."""
+    works: dict[str, list[tuple[str, str]]] = {}
+    for file in sorted(package.rglob("*.py")):
         lines = file.read_text(encoding="utf-8").splitlines()
         for number, line in enumerate(lines, 1):
             for match in CITATION.finditer(line):
-                pairs.append(
-                    (match.group().strip(), _place(file.relative_to(root.parent), lines, number))
-                )
-    return sorted(set(pairs))
+                work, _, part = match.group().partition(", ")
+                place = _place(file.relative_to(package.parent), lines, number)
+                works.setdefault(work.partition(" (")[0], []).append((part.strip(), place))
+    return {work: sorted(set(places)) for work, places in sorted(works.items())}
+
+
+def as_markdown(works: dict[str, list[tuple[str, str]]]) -> str:
+    """docs/papers.md: the five papers first, then the other works."""
+    lines = ["# Papers", "", "Generated from the citations in the code by `make docs`."]
+    for work in [*PAPERS, *(other for other in works if other not in PAPERS)]:
+        lines += ["", f"## {work}", ""]
+        lines += [f"*{PAPERS[work]}*", ""] if work in PAPERS else []
+        lines += [f"- {part}: {place}" for part, place in works.get(work, [])]
+    return "\n".join(lines) + "\n"
 
 
 def _place(file: Path, lines: list[str], number: int) -> str:
     """The file and the nearest name defined above a line."""
     for line in reversed(lines[:number]):
         if match := re.match(r"\s*(?:class|def) (\w+)", line):
-            return f"`{file}` {match.group(1)}"
-    return f"`{file}`"
+            return f"`{match.group(1)}` in `{file.as_posix()}`"
+    return f"`{file.as_posix()}`"
+
+
+if __name__ == "__main__":
+    print(as_markdown(found(Path(__file__).parent)), end="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shlex
 import sys
 import tomllib
@@ -33,6 +34,8 @@ def main() -> None:
     for sink in (sys.stdout, sys.stderr):
         if isinstance(sink, io.TextIOWrapper):
             sink.reconfigure(errors="replace")  # an ε must not end a run on an ASCII terminal
+    # Threads that wait asleep: spinning ones make a busy machine many times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except UserError as problem:
@@ -114,12 +117,12 @@ def datasets() -> None:
 
     for known in CATALOG.values():
         here = "here" if known.here() else "not here"
-        entry(known.name, f"{here:9} {known.summary}", width=18)
+        entry(f"{known.name:17} {here}", known.summary, width=28)
         entry("", known.citation, width=28)
     print()
-    entry("Your own", "--path table.csv --client user_id --label y", width=18)
-    entry("", "--path images.zip (or a directory) with a folder for each class", width=18)
-    entry("", "--path roles.txt, a text of roles and what they say", width=18)
+    entry("Your own", "--path table.csv --client user_id --label y", width=28)
+    entry("", "--path images.zip (or a directory) with a folder for each class", width=28)
+    entry("", "--path roles.txt, a text of roles and what they say", width=28)
 
 
 @app.command()

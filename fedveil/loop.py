@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedveil.data.federated import Federated
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
+from fedveil.parts.bound import Bound
 from fedveil.parts.memory import ClientMemory
 from fedveil.parts.server import Tensors
 from fedveil.recipe import Recipe
@@ -156,13 +157,12 @@ def _add_messages(
     if remembered is not None:
         updates = DenseUpdates(updates.rows() - remembered)
     norms = updates.norms()
-    sound = torch.isfinite(norms)  # the rest is rejected: it sends nothing and learns nothing
-    scales = torch.where(sound, recipe.bound.scale(torch.where(sound, norms, 0.0)), 0.0)
-    sending = torch.from_numpy(sends)
+    scales = scales_of(norms, recipe.bound)
+    sending, sound = torch.from_numpy(sends), torch.isfinite(norms)
     if remembered is None and not recipe.quantize.rows_needed:
         total.sum += updates.weighted_sum(torch.where(sending, scales, 0.0))
     else:
-        rows = _bounded_rows(updates.rows(), scales, sound)
+        rows = bounded_rows(updates, scales)
         rows = recipe.quantize(rows, recipe.bound.norms(len(state.x)), rounding)
         total.sum += rows[sending].sum(dim=0, dtype=torch.float64)
         if state.memory is not None and remembered is not None:
@@ -172,6 +172,13 @@ def _add_messages(
     total.scales.append(scales[sending & sound])
 
 
-def _bounded_rows(rows: Tensor, scales: Tensor, sound: Tensor) -> Tensor:
-    bounded = rows * scales.float()[:, None]
-    return torch.where(sound[:, None], bounded, 0.0)
+def scales_of(norms: Tensor, bound: Bound) -> Tensor:
+    """s(‖w_i‖), and 0 for a report that is not finite: it is rejected."""
+    sound = torch.isfinite(norms)
+    return torch.where(sound, bound.scale(torch.where(sound, norms, 0.0)), 0.0)
+
+
+def bounded_rows(updates: Updates, scales: Tensor) -> Tensor:
+    """b_i = s_i·w_i; a scale of 0 gives 0 even where w_i is not finite."""
+    rows = updates.rows() * scales.float()[:, None]
+    return torch.where((scales != 0)[:, None], rows, 0.0)

@@ -131,14 +131,8 @@ def clock(seconds: float) -> str:
 
 
 def console() -> Console:
-    """Standard output; where it is not a terminal, without escape codes and line breaks."""
-    plain = plain_output()
-    return Console(
-        highlight=False,
-        force_terminal=False if plain else None,  # FORCE_COLOR does not make a file a terminal
-        color_system=None if plain else "auto",
-        soft_wrap=plain,
-    )
+    """Standard output, without escape codes where it is plain; FORCE_COLOR does not change that."""
+    return Console(highlight=False, force_terminal=False if plain_output() else None)
 
 
 def waiting(for_what: str) -> AbstractContextManager[object]:

@@ -6,7 +6,7 @@ import inspect
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedveil.training import Training
 
 MAX_BYTES = 2**20  # of a settings file
+DATASET = "fashion-mnist"  # where none is named
+TABLES = (".csv", ".tsv", ".parquet")
 
 
 class DataSettings(BaseModel):
@@ -35,7 +37,7 @@ class DataSettings(BaseModel):
     per_client: int = 5  # shards of a client
     alpha: float = 0.5  # of the Dirichlet distribution
     examples: int = 500  # of a client, for majority classes
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
 
 
 class Settings(BaseModel):
@@ -66,8 +68,10 @@ def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     for name in ("data", "parameters"):
         if not isinstance(plain.get(name, {}), dict):
             raise UserError(f"{file}: {name} must be a table, written [{name}].")
-    if RECIPE_FLAGS & flags.keys() and "algorithm" in plain:
+    if "algorithm" in flags or ("algorithm" in plain and RECIPE_FLAGS & flags.keys()):
         plain.pop("recipe", None)
+    if "recipe" in plain and "parameters" in flags:
+        raise UserError(f"{file} has a [recipe] and no algorithm to set parameters of; edit it.")
     if flags.get("algorithm", plain.get("algorithm")) != plain.get("algorithm"):
         plain.pop("parameters", None)
     merged = {**plain, **flags}
@@ -79,10 +83,21 @@ def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
         raise _sentence(problem, file) from problem
 
 
+def read_run(file: Path) -> Settings:
+    """The settings of a run that goes on; they must name its data."""
+    settings = read_settings(file, {})
+    if settings.data.dataset is None and settings.data.path is None:
+        raise UserError(
+            f"{file} does not say which data the run had, as one started from Python may not; "
+            "go on with it from Python."
+        )
+    return settings
+
+
 def resolve_recipe(settings: Settings) -> Recipe:
     """The recipe written down, or the algorithm called with its parameters."""
     from fedveil.algorithms import ALGORITHMS
-    from fedveil.runs.codec import part_from_plain, recipe_from_plain
+    from fedveil.runs.codec import check_value, part_from_plain, recipe_from_plain
 
     if settings.recipe is not None:
         return recipe_from_plain(settings.recipe)
@@ -97,6 +112,9 @@ def resolve_recipe(settings: Settings) -> Recipe:
         name: part_from_plain(value, f"parameters.{name}") if isinstance(value, dict) else value
         for name, value in settings.parameters.items()
     }
+    hints = get_type_hints(method)
+    for name, value in values.items():
+        check_value(value, hints[name], f"{settings.algorithm}: {name}")
     try:
         return method(**values)
     except TypeError as problem:
@@ -141,6 +159,8 @@ def resolved(settings: Settings, training: Training) -> dict[str, Any]:
     plain = settings.model_dump(mode="json", exclude_none=True)
     if settings.data.path is not None:
         plain["data"]["path"] = str(settings.data.path.resolve())
+    else:
+        plain["data"]["dataset"] = settings.data.dataset or DATASET
     return {
         **plain,
         "fedveil": __version__,
@@ -157,12 +177,14 @@ def _load(settings: DataSettings) -> Dataset:
     from fedveil.data.table import load_table
 
     if settings.path is None:
-        return catalog.load(settings.dataset or "fashion-mnist")
+        _refuse_columns(settings, settings.dataset or DATASET)
+        return catalog.load(settings.dataset or DATASET)
     if settings.dataset is not None:
         raise UserError(
             f"Both dataset '{settings.dataset}' and the path {settings.path} are given; give one."
         )
-    if settings.path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+    if settings.path.suffix.lower() not in TABLES:
+        _refuse_columns(settings, settings.path)
         return catalog.load_path(settings.path)
     if settings.client is None or settings.label is None:
         raise UserError(
@@ -170,6 +192,14 @@ def _load(settings: DataSettings) -> Dataset:
             "give --client (whose row it is) and --label (what to predict)."
         )
     return load_table(settings.path, settings.client, settings.label, seed=settings.seed)
+
+
+def _refuse_columns(settings: DataSettings, source: object) -> None:
+    if settings.client is not None or settings.label is not None:
+        raise UserError(
+            f"{source} is not a table, so it has no client or label column; leave --client and "
+            f"--label out, or give the --path of a table ({', '.join(TABLES)})."
+        )
 
 
 def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedveil.data.federated import Federated
+from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
@@ -28,10 +30,10 @@ from fedveil.privacy.calibrate import Budget, settle
 from fedveil.privacy.statement import Guarantee, guarantee
 from fedveil.recipe import Recipe
 from fedveil.runs.codec import to_plain
-from fedveil.runs.directory import RunDirectory
+from fedveil.runs.directory import RunDirectory, reading
 from fedveil.streams import torch_generator
 
-EVALUATIONS = 20  # how often a run looks at its test accuracy, unless told otherwise
+EVALUATIONS = 20  # how often at most a run looks at its test accuracy, unless told otherwise
 
 
 @dataclass(frozen=True)
@@ -148,14 +150,17 @@ def prepare(
     start: Tensor | None = None,
 ) -> Training:
     """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0."""
-    if rounds < 1:
-        raise UserError(f"rounds is {rounds}; at least one round is needed to train.")
+    _check_arguments(recipe, data, rounds, evaluate_every)
     if recipe.unit == "example":
         data = data.by_example()
     recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
-    module = build(model, data, torch_generator(seed, "model")) if isinstance(model, str) else model
+    if isinstance(model, str):
+        module = build(model, data, torch_generator(seed, "model"))
+    else:
+        module = copy.deepcopy(model)  # the caller's stays at its start, so a second run is equal
     _check_module(module)
     task = Task(module, data.loss)
+    _check_fit(task, data)
     delta = sensible_delta(data.clients) if delta is None else delta
     check_delta(delta)
     budget = None if epsilon is None else Budget(epsilon, delta)
@@ -171,7 +176,7 @@ def prepare(
         delta=delta,
         budget=budget,
         state=begin(recipe, x, data, rounds, seed),
-        evaluate_every=evaluate_every or max(1, rounds // EVALUATIONS),
+        evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
     )
 
 
@@ -195,7 +200,7 @@ def train(
     training = prepare(recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every)
     directory = None if save is None else RunDirectory.create(Path(save))
     if directory is not None:
-        directory.save_settings({"recipe": to_plain(training.recipe), "rounds": rounds})
+        directory.save_settings(_settings(training, model))
     return finish(training, directory, watch)
 
 
@@ -212,11 +217,11 @@ def finish(
                 watch(training, record)
             if directory is not None and record.loss is not None:
                 checkpoint(training, directory)
-    result = conclude(training, directory)
-    if directory is not None:
-        checkpoint(training, directory)
-        directory.save_model(training.task.unflatten(training.state.model))
-        directory.save_summary(result.summary())
+        result = conclude(training, directory)
+        if directory is not None:
+            checkpoint(training, directory)
+            directory.save_model(result.model.state_dict())
+            directory.save_summary(result.summary())
     return result
 
 
@@ -229,8 +234,13 @@ def checkpoint(training: Training, directory: RunDirectory) -> None:
 def restore(training: Training, directory: RunDirectory) -> Training:
     """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
     training.state = directory.load_checkpoint(training.state)
-    rows = [row for row in directory.load_metrics() if row["round"] <= training.state.round]
-    training.records = [Record(**row) for row in rows]
+    rows = directory.load_metrics()[: training.state.round]
+    with reading(directory.path / "metrics.parquet"):
+        training.records = [Record(**row) for row in rows]
+        if [record.round for record in training.records] != list(
+            range(1, training.state.round + 1)
+        ):
+            raise ValueError(f"it does not have rounds 1 to {training.state.round}")
     return training
 
 
@@ -274,6 +284,7 @@ def stop_after_interrupt() -> Iterator[Callable[[], bool]]:
     def note(number: int, frame: object) -> None:
         pressed.set()
         signal.signal(signal.SIGINT, earlier)
+        print("Stopping after this round; Ctrl-C again stops at once.", file=sys.stderr)
 
     signal.signal(signal.SIGINT, note)
     try:
@@ -314,13 +325,61 @@ def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: i
     return recipe
 
 
+def _check_arguments(
+    recipe: Recipe, data: Federated, rounds: int, evaluate_every: int | None
+) -> None:
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe is {recipe!r}; give a Recipe, such as algorithms.fedavg().")
+    if not isinstance(data, Federated):
+        raise UserError(
+            f"data is a {type(data).__name__}, not split over clients yet; give a Federated, such "
+            "as load('digits').split(Iid(100))."
+        )
+    if not isinstance(rounds, int) or rounds < 1:
+        raise UserError(f"rounds is {rounds}; at least one round is needed to train.")
+    if evaluate_every is not None and evaluate_every < 1:
+        raise UserError(f"evaluate_every is {evaluate_every}; it must be at least 1 round.")
+
+
 def _check_module(module: nn.Module) -> None:
     refuse_batch_norm(module)
+    if any(nn.parameter.is_lazy(leaf) for leaf in module.parameters()):
+        raise UserError(
+            f"{type(module).__name__} has a lazy layer, which does not know its size yet; "
+            "call the module once, or give the layer its size."
+        )
     if dropped := dropout_layers(module):
         raise UserError(
             f"Layer '{dropped[0]}' is a dropout layer, whose randomness would not be "
             "reproducible over clients; leave it out (the noise of privacy regularizes already)."
         )
+
+
+def _check_fit(task: Task, data: Federated) -> None:
+    """Try the model on two examples, so that a misfit is a sentence before the first round."""
+    few = Examples(data.inputs[:2], data.labels[:2])
+    try:
+        task.evaluate(task.flatten(), few)
+    except Exception as problem:  # a user's own module may raise anything
+        why = str(problem).partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"The model {type(task.module).__name__} does not fit '{data.name}', whose inputs have "
+            f"shape {list(data.inputs.shape[1:])} and {data.classes} classes: {why}."
+        ) from problem
+
+
+def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:
+    """recipe.toml of a run started from Python: all but the data, which it cannot name."""
+    return {
+        "rounds": training.rounds,
+        "seed": training.seed,
+        "delta": training.delta,
+        "engine": training.engine.name,
+        "evaluate_every": training.evaluate_every,
+        **({"epsilon": training.budget.epsilon} if training.budget else {}),
+        **({"model": model} if isinstance(model, str) else {}),
+        "recipe": to_plain(training.recipe),
+    }
 
 
 def _load(task: Task, x: Tensor) -> None:

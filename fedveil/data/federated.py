@@ -90,6 +90,7 @@ class Federated:
                 f"Client {empty} of '{self.name}' has no examples; "
                 "drop empty clients or use fewer clients."
             )
+        _check_labels(self.name, self.labels, self.classes, self.loss)
 
     @property
     def clients(self) -> int:

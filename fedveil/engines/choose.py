@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 
 import numpy as np
 import torch
@@ -39,7 +40,9 @@ def _trial(engine: DenseEngine, task: Task, data: Federated) -> str:
     index = all_examples(torch.ones(len(clients), dtype=torch.long))
     plan = Plan(index, torch.zeros(len(clients), 2))
     try:
-        engine.updates(task.flatten(), Group(data, clients, plan))
-    except (RuntimeError, NotImplementedError) as problem:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # torch warns where it would stack one by one
+            engine.updates(task.flatten(), Group(data, clients, plan))
+    except (RuntimeError, NotImplementedError, UserWarning) as problem:
         return str(problem).partition("\n")[0]
     return ""

@@ -29,13 +29,19 @@ class Task:
     def __post_init__(self) -> None:
         if self.loss_name not in LOSSES:
             raise unknown("loss", self.loss_name, LOSSES)
-        shapes = {name: leaf.shape for name, leaf in self.module.named_parameters()}
+        shapes = {name: leaf.shape for name, leaf in self._trained()}
         if not shapes:
             raise UserError(
-                f"{type(self.module).__name__} has no parameters, so there is nothing to train."
+                f"{type(self.module).__name__} has no parameters to train; "
+                "give a module with parameters that require gradients."
             )
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "loss_of_examples", LOSSES[self.loss_name])
+
+    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+        """The parameters that are not frozen; frozen ones stay as the module has them."""
+        named = self.module.named_parameters()
+        return [(name, leaf) for name, leaf in named if leaf.requires_grad]
 
     @property
     def dim(self) -> int:
@@ -44,7 +50,7 @@ class Task:
 
     def flatten(self) -> Tensor:
         """The module's parameters as one new float32 vector."""
-        leaves = [leaf.detach().reshape(-1) for leaf in self.module.parameters()]
+        leaves = [leaf.detach().reshape(-1) for _, leaf in self._trained()]
         return torch.cat(leaves).to(torch.float32, copy=True)
 
     def unflatten(self, flat: Tensor) -> Parameters:

@@ -38,7 +38,7 @@ def within(norm: float, dim: int) -> Norms:
     return Norms(dim, l1=norm * math.sqrt(dim), l2=norm, linf=norm)
 
 
-def _in_range(scale: Tensor) -> Tensor:
+def in_range(scale: Tensor) -> Tensor:
     """Scales as float32 can hold them: never larger, zero where they would lose their digits."""
     return torch.where(scale >= SMALLEST, scale.clamp_max(LARGEST), 0.0)
 
@@ -67,7 +67,7 @@ class Clip:
 
     def scale(self, norms: Tensor) -> Tensor:
         """s(r) = min(1, C/r), and 1 at r = 0."""
-        return _in_range((MARGIN * self.norm / norms.clamp_min(TINY)).clamp_max(1.0))
+        return in_range((MARGIN * self.norm / norms.clamp_min(TINY)).clamp_max(1.0))
 
     def norms(self, dim: int) -> Norms:
         """‖b‖ ≤ C."""
@@ -85,7 +85,7 @@ class Normalize:
 
     def scale(self, norms: Tensor) -> Tensor:
         """s(r) = C/r, and 0 at r = 0."""
-        scale = _in_range(MARGIN * self.norm / norms.clamp_min(TINY))
+        scale = in_range(MARGIN * self.norm / norms.clamp_min(TINY))
         return torch.where(norms >= TINY, scale, 0.0)
 
     def norms(self, dim: int) -> Norms:
@@ -104,7 +104,7 @@ class SmoothNormalize:
 
     def scale(self, norms: Tensor) -> Tensor:
         """s(r) = 1/(α + r)."""
-        return _in_range(MARGIN / (self.alpha + norms))
+        return in_range(MARGIN / (self.alpha + norms))
 
     def norms(self, dim: int) -> Norms:
         """‖b‖ ≤ 1."""

@@ -77,33 +77,30 @@ class ErrorCompensation:
 
 
 class ClientMemory:
-    """One row per client, float32, zero at first; in RAM, or in a memory-mapped file when large."""
+    """One row per client, float32, zero at first; in RAM, or in a memory-mapped file when large.
+
+    The file has no name, so that nothing is left of it however the process ends.
+    """
 
     def __init__(self, clients: int, dim: int, ram_share: float = RAM_SHARE) -> None:
-        self.file: Path | None = None
-        if clients * dim * 4 > ram_share * _ram():
-            handle, name = tempfile.mkstemp(prefix="fedveil-memory-", suffix=".bin")
-            os.close(handle)
-            self.file = Path(name)
-            self._rows: np.ndarray = np.memmap(name, np.float32, "w+", shape=(clients, dim))
+        self.mapped = clients * dim * 4 > ram_share * _ram()
+        if self.mapped:
+            with tempfile.TemporaryFile() as file:
+                self._rows: np.ndarray = np.memmap(file, np.float32, "w+", shape=(clients, dim))
         else:
             self._rows = np.zeros((clients, dim), dtype=np.float32)
 
     def __getitem__(self, clients: np.ndarray) -> Tensor:
         """A copy of these clients' rows."""
-        return torch.from_numpy(np.asarray(self._rows[clients]))
+        return torch.from_numpy(np.array(self._rows[clients]))
 
     def __setitem__(self, clients: np.ndarray, rows: Tensor) -> None:
         self._rows[clients] = rows.numpy()
 
     def save(self, path: Path) -> None:
-        """Write all rows to a file, in place of an older one only when complete."""
-        partial = path.with_suffix(".partial")
-        with partial.open("wb") as sink:
+        """Write all rows to a file."""
+        with path.open("wb") as sink:
             np.save(sink, self._rows, allow_pickle=False)
-            sink.flush()
-            os.fsync(sink.fileno())
-        partial.replace(path)
 
     def restore(self, path: Path) -> None:
         """Read all rows back; the file must hold just as many clients and dimensions."""
@@ -114,13 +111,6 @@ class ClientMemory:
                 f"{self._rows.shape}; resume with the data and the model it was saved from."
             )
         self._rows[:] = saved
-
-    def close(self) -> None:
-        """Let go of the file, if there is one."""
-        if self.file is not None:
-            del self._rows
-            self.file.unlink(missing_ok=True)
-            self.file = None
 
 
 def _ram() -> int:

@@ -57,14 +57,20 @@ def guarantee(
 ) -> Guarantee:
     """What `rounds` rounds of a recipe with settled noise have spent."""
     spent = recipe.spent(dim, population, rounds, view)
-    inner = spent.event
+    epsilon = accounting.epsilon(spent, delta)
     return Guarantee(
-        epsilon=accounting.epsilon(spent, delta) if rounds else 0.0,
+        epsilon=epsilon,
         delta=delta,
         unit=recipe.unit,
         adjacency=recipe.adjacency(view),
         view=view,
         rounds=rounds,
         population=population,
-        reason=inner.reason if isinstance(inner, events.NonPrivate) else "δ is used up",
+        reason="" if math.isfinite(epsilon) else _reason(spent.event),
     )
+
+
+def _reason(event: events.Round) -> str:
+    if isinstance(event, events.NonPrivate):
+        return event.reason
+    return "there is too little noise for this δ"

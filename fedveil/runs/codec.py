@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedveil.errors import UserError, unknown
 from fedveil.parts import bound, cohort, local, memory, noise, quantize, report, schedule, server
@@ -53,16 +54,74 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+def check_value(value: Any, hint: Any, where: str) -> None:
+    """Refuse a value that its annotation does not allow.
+
+    >>> check_value("a lot", float | None, "clip")
+    Traceback (most recent call last):
+    fedveil.errors.UserError: clip is 'a lot'; it must be a number.
+    """
+    if not _fits(value, hint):
+        wanted = " or ".join(_wanted(kind) for kind in _kinds(hint) if kind is not types.NoneType)
+        raise UserError(f"{where} is {value!r}; it must be {wanted}.")
+
+
 def _built(kind: type, plain: Mapping[str, Any], where: str) -> Any:
     known = {field.name for field in dataclasses.fields(kind)}
+    hints = get_type_hints(kind)
     for name in plain:
         if name not in known:
             raise unknown(f"field in [{where}] named", name, known)
     values = {name: _value(value, f"{where}.{name}") for name, value in plain.items()}
+    for name, value in values.items():
+        check_value(value, hints[name], f"{where}.{name}")
     try:
         return kind(**values)
     except TypeError as problem:
         raise UserError(f"[{where}] does not make a {kind.__name__}: {problem}.") from problem
+
+
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    return any(_is(value, kind) for kind in _kinds(hint))
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is(item, get_args(kind)[0]) for item in value)
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    if getattr(kind, "_is_protocol", False):
+        return type(value) in _parts_of(kind)
+    return isinstance(value, kind)
+
+
+def _parts_of(protocol: type) -> list[type]:
+    """The parts that can stand where this kind of part is asked for."""
+    asked = [name for name in vars(protocol) if name == "__call__" or not name.startswith("_")]
+    return [
+        part
+        for part in PARTS.values()
+        if part.__module__ == protocol.__module__ and all(hasattr(part, name) for name in asked)
+    ]
+
+
+def _wanted(kind: Any) -> str:
+    words = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
+    if get_origin(kind) is Literal:
+        return " or ".join(f"'{choice}'" for choice in get_args(kind))
+    if get_origin(kind) is tuple:
+        return f"a list, each {_wanted(get_args(kind)[0])}"
+    if getattr(kind, "_is_protocol", False):
+        return f"a part of kind {', '.join(sorted(part.__name__ for part in _parts_of(kind)))}"
+    return words.get(kind, f"a {getattr(kind, '__name__', kind)}")
 
 
 def _value(value: Any, where: str) -> Any:

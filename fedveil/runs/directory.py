@@ -6,6 +6,7 @@ leaves the older file as it was.
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -42,15 +43,12 @@ class RunDirectory:
     def fresh(cls, base: Path, label: str) -> RunDirectory:
         """A new directory under base: label-1, label-2, …, the first that nobody has taken."""
         name = re.sub(r"[^\w-]+", "-", label)  # a recipe's name is free text
-        for number in itertools.count(1):
-            path = base / f"{name}-{number}"
-            try:
-                with saving(base):
-                    path.mkdir(parents=True)
-            except FileExistsError:
-                continue
-            return cls(path)
-        raise AssertionError("there is always a next number")
+        with saving(base):
+            for number in itertools.count(1):
+                path = base / f"{name}-{number}"
+                if _made(path):
+                    break
+        return cls(path)
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
@@ -63,15 +61,15 @@ class RunDirectory:
         """recipe.toml: everything needed to run it again."""
         import tomli_w
 
-        text = tomli_w.dumps(settings)
-        self._write("recipe.toml", lambda path: path.write_text(text, encoding="utf-8"))
+        self._save("recipe.toml", tomli_w.dumps(settings).encode())
 
     def save_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
         """metrics.parquet: a row for each round."""
         import polars
 
-        frame = polars.DataFrame(list(records), infer_schema_length=None)
-        self._write("metrics.parquet", frame.write_parquet)
+        sink = io.BytesIO()
+        polars.DataFrame(list(records), infer_schema_length=None).write_parquet(sink)
+        self._save("metrics.parquet", sink.getvalue())
 
     def load_metrics(self) -> list[dict[str, Any]]:
         """The rows of metrics.parquet; none when there is no such file yet."""
@@ -85,18 +83,18 @@ class RunDirectory:
 
     def save_model(self, parameters: Mapping[str, Tensor]) -> None:
         """model.safetensors: named parameters, as the module's state_dict has them."""
-        self._write_tensors("model.safetensors", parameters)
+        self._save_tensors("model.safetensors", parameters)
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json: the result and its guarantee."""
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        self._write("summary.json", lambda path: path.write_text(text, encoding="utf-8"))
+        self._save("summary.json", text.encode())
 
     def save_checkpoint(self, state: State) -> None:
         """checkpoint.safetensors, after the client memory it refers to."""
         if state.memory is not None:
             self._write(self._memory(state.round).name, state.memory.save)
-        self._write_tensors(CHECKPOINT, _tensors(state), {"round": str(state.round)})
+        self._save_tensors(CHECKPOINT, _tensors(state), {"round": str(state.round)})
         for old in self.path.glob("memory-*.npy"):
             if old != self._memory(state.round):
                 old.unlink()
@@ -127,12 +125,15 @@ class RunDirectory:
     def _memory(self, round: int) -> Path:
         return self.path / f"memory-{round}.npy"
 
-    def _write_tensors(
+    def _save_tensors(
         self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
     ) -> None:
         from safetensors.torch import save
 
-        data = save({key: leaf.contiguous().clone() for key, leaf in tensors.items()}, metadata)
+        own = {key: leaf.contiguous().clone() for key, leaf in tensors.items()}
+        self._save(name, save(own, metadata))
+
+    def _save(self, name: str, data: bytes) -> None:
         self._write(name, lambda path: path.write_bytes(data))
 
     def _write(self, name: str, write: Callable[[Path], Any]) -> None:
@@ -163,8 +164,6 @@ def saving(path: Path) -> Iterator[None]:
     """Turn a failed write into a sentence: what could not be saved, why, and what to do."""
     try:
         yield
-    except FileExistsError:
-        raise
     except OSError as problem:
         raise UserError(
             f"Could not save to {path}: {problem.strerror or problem}; what was saved before is "
@@ -185,6 +184,15 @@ def reading(path: Path) -> Iterator[None]:
             f"{path} is not what a run saved ({type(problem).__name__}: {why}); "
             "restore it from a copy, or train anew from the run's recipe.toml."
         ) from problem
+
+
+def _made(path: Path) -> bool:
+    """Whether this call made the directory; two runs that start at once never share one."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _tensors(state: State) -> dict[str, Tensor]:

@@ -6,14 +6,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor
 
-from fedveil.engines.updates import DenseUpdates
 from fedveil.errors import UserError
-from fedveil.loop import _bounded_rows
 from fedveil.parts.bound import Bound, Clip, Normalize, SmoothNormalize, Unbounded
+
+from ..contracts.bounds import bounded, check_bound, exact_norm
 
 BOUNDS: list[Bound] = [
     Clip(1.0),
@@ -27,50 +24,11 @@ BOUNDS: list[Bound] = [
     SmoothNormalize(1e-30),
     SmoothNormalize(1e6),
 ]
-ROWS = st.lists(st.floats(width=32, allow_subnormal=True), min_size=1, max_size=6)
-SPECIAL = [0.0, math.nan, math.inf, -math.inf, 3.4e38, 1e-45, 1e-38, -1.5, 1e30]
-
-
-def bounded(bound: Bound, rows: Tensor) -> Tensor:
-    """The messages as the loop makes them."""
-    norms = DenseUpdates(rows).norms()
-    sound = torch.isfinite(norms)
-    scales = torch.where(sound, bound.scale(torch.where(sound, norms, 0.0)), 0.0)
-    return _bounded_rows(rows, scales, sound)
-
-
-def exact_norm(row: Tensor) -> float:
-    return math.hypot(*row.double().tolist())
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=repr)
-@settings(max_examples=200, deadline=None)
-@given(row=ROWS)
-def test_norm_of_a_message_is_at_most_the_bound(bound: Bound, row: list[float]) -> None:
-    message = bounded(bound, torch.tensor([row], dtype=torch.float32))[0]
-    assert torch.isfinite(message).all()
-    assert exact_norm(message) <= bound.norms(len(row)).l2
-
-
-@pytest.mark.parametrize("bound", BOUNDS, ids=repr)
-@pytest.mark.parametrize("value", SPECIAL, ids=str)
-@pytest.mark.parametrize("size", [1, 2, 1000])
-def test_special_values_in_one_coordinate_or_all(bound: Bound, value: float, size: int) -> None:
-    rows = torch.stack([torch.full((size,), value), torch.ones(size)])
-    rows[1, -1] = value
-    for message in bounded(bound, rows):
-        assert torch.isfinite(message).all()
-        assert exact_norm(message) <= bound.norms(size).l2
-
-
-@pytest.mark.parametrize("bound", BOUNDS, ids=repr)
-def test_random_rows_of_many_sizes_never_exceed_the_bound_by_an_ulp(bound: Bound) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for size in (1, 3, 100, 5000):
-        rows = torch.randn(50, size, generator=generator)
-        rows *= torch.logspace(-20, 20, 50)[:, None]
-        for message in bounded(bound, rows):
-            assert exact_norm(message) <= bound.norms(size).l2
+def test_every_bound_keeps_its_contract(bound: Bound) -> None:
+    check_bound(bound)
 
 
 def test_a_clip_without_its_margin_would_exceed_the_bound() -> None:

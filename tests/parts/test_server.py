@@ -84,6 +84,10 @@ def test_last_iterate_and_moving_average() -> None:
 
 
 def test_wrong_numbers_are_refused() -> None:
-    for make in (lambda: Momentum(momentum=1.0), lambda: MovingAverage(-0.1), lambda: Adam(floor=0)):
+    for make in (
+        lambda: Momentum(momentum=1.0),
+        lambda: MovingAverage(-0.1),
+        lambda: Adam(floor=0),
+    ):
         with pytest.raises(UserError):
             make()

@@ -72,9 +72,7 @@ def test_fixed_size_rounds_lie_below_renyi_and_above_poisson(cohort, ratio, roun
     round = dp_accounting.SampledWithoutReplacementDpEvent(
         3000, cohort, dp_accounting.GaussianDpEvent(ratio)
     )
-    accountant = RdpAccountant(
-        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
-    )
+    accountant = RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
     renyi = accountant.compose(round, rounds).get_epsilon(1e-5)
     poisson = events.Composed(events.PoissonSampled(cohort / 3000, release), rounds)
     assert epsilon(poisson, 1e-5) <= epsilon(ours, 1e-5) <= renyi
@@ -121,7 +119,10 @@ def test_no_noise_no_guarantee() -> None:
 
 
 def test_no_rounds_cost_nothing() -> None:
-    assert epsilon(events.Composed(events.PoissonSampled(0.1, events.GaussianRelease(1)), 0), 1e-5) == 0
+    assert (
+        epsilon(events.Composed(events.PoissonSampled(0.1, events.GaussianRelease(1)), 0), 1e-5)
+        == 0
+    )
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1e-5, 1.0, 2.0, math.nan])
@@ -161,3 +162,24 @@ def test_calibration_is_to_half_a_percent_of_the_noise() -> None:
         clip=1.0, rate=0.2, noise_multiplier=settled.noise.multiplier / (1 + TOLERANCE)
     )
     assert guarantee(less, 3, 100, 50, 1e-5).epsilon > 2.0
+
+
+@pytest.mark.parametrize("ratio", [1e-200, 1e-3, 0.01])
+def test_hardly_any_noise_is_no_guarantee_and_no_long_wait(ratio: float) -> None:
+    release = events.GaussianRelease(ratio)
+    for event in (release, events.PoissonSampled(0.1, release)):
+        assert epsilon(events.Composed(event, 10), 1e-5) == math.inf
+
+
+def test_a_budget_that_protects_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="at most 200"):
+        Budget(1000.0, 1e-5)
+    with pytest.raises(UserError, match="1e-12"):
+        Budget(1.0, 1e-300)
+
+
+@pytest.mark.parametrize(("eps", "rounds"), [(200.0, 1), (150.0, 50), (0.01, 1000)])
+def test_extreme_budgets_are_met(eps: float, rounds: int) -> None:
+    for recipe in (algorithms.dp_fedavg(rate=0.1), algorithms.alpha_normec(private=True)):
+        settled = settle(recipe, Budget(eps, 1e-6), rounds, dim=3, population=100)
+        assert 0.9 * eps < guarantee(settled, 3, 100, rounds, 1e-6).epsilon <= eps

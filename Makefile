@@ -1,0 +1,39 @@
+# Two commands need nothing before them: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check format setup data docs clean
+
+demo: setup data
+	$(BIN)/fedveil train examples/fashion-mnist.toml
+
+test: setup data
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q --doctest-modules fedveil
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup
+	$(BIN)/python -m fedveil.citations > docs/papers.md
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt scripts/setup
+	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup
+	touch $(READY)
+
+data:
+	@sh scripts/data
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,140 @@
+"""All engines give the same numbers, whatever the grouping, on every recipe."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedveil import algorithms
+from fedveil.data.federated import Examples, Federated
+from fedveil.engines.choose import choose
+from fedveil.engines.dense import DenseEngine
+from fedveil.engines.loop import LoopEngine
+from fedveil.engines.task import Task
+from fedveil.errors import UserError
+from fedveil.loop import begin, play_round
+from fedveil.models import build
+from fedveil.recipe import Recipe
+
+RECIPES: list[Recipe] = [
+    algorithms.fedavg(clients=6, learning_rate=0.1, epochs=2, batch=3, momentum=0.9),
+    algorithms.fedprox(learning_rate=0.1, strength=0.5, steps=4, batch=2),
+    algorithms.model_clipped_fedavg(clip=0.5, steps=3),
+    algorithms.clipped_fedavg(clip=0.01, steps=3, batch=4),
+    algorithms.dp_fedavg(clip=0.5, rate=0.7, steps=3, weight_decay=1e-2, noise_multiplier=0.1),
+    algorithms.dp_fedavg(clip=0.5, clients=5, noise_multiplier=0.1, noise_at="client"),
+    algorithms.norm_fedavg(clients=6, steps=2, batch=3),
+    algorithms.dp_norm_fedavg(
+        scale=2.0, rate=0.5, decay=0.9, server_momentum=0.8, noise_multiplier=0.1
+    ),
+    algorithms.dp_norm_fedavg_qtdl(clients=6, levels=16, alpha=1.0, support=6),
+    algorithms.dp_norm_fedavg_binomial(clients=6, trials=4, levels=16),
+    algorithms.alpha_normec(learning_rate=0.1, noise_multiplier=0.1),
+    algorithms.fed_alpha_normec(rate=0.6, steps=2, noise_multiplier=0.1),
+    algorithms.fed_alpha_normec(
+        rate=0.6, local="ig", update="everyone", normalize_server=True, noise_multiplier=0.1
+    ),
+    algorithms.dp_sgd(clip=0.1, rate=0.3, noise_multiplier=0.5),
+    algorithms.dp_lsgd(clip=0.1, rate=0.3, steps=3, noise_multiplier=0.5),
+]  # fmt: skip
+
+
+def population(unit: str = "client") -> Federated:
+    """Nine ragged clients with images of 1×16×16 in three classes."""
+    rng = np.random.default_rng(5)
+    sizes = [1, 7, 3, 12, 2, 5, 1, 9, 4]
+    images = torch.from_numpy(rng.random((sum(sizes), 1, 16, 16), dtype=np.float32))
+    labels = torch.from_numpy(rng.integers(0, 3, sum(sizes)))
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+    data = Federated("ragged", images, labels, offsets, Examples(images, labels), classes=3)
+    return data.by_example() if unit == "example" else data
+
+
+def played(recipe: Recipe, engine_of, model: str = "mlp-8", rounds: int = 3) -> torch.Tensor:
+    data = population(recipe.unit)
+    module = build(model, data, torch.Generator().manual_seed(0))
+    task = Task(module, "cross_entropy")
+    state = begin(recipe, task.flatten(), data, rounds, key=7)
+    for _ in range(rounds):
+        state, _ = play_round(recipe, state, data, engine_of(task), key=7)
+    return torch.cat([state.x, state.model])
+
+
+def dense(group: int):
+    return lambda task: DenseEngine(task, group)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
+def test_dense_and_loop_agree_on_every_recipe(recipe: Recipe) -> None:
+    reference = played(recipe, LoopEngine)
+    assert torch.isfinite(reference).all()
+    assert torch.allclose(played(recipe, dense(4)), reference, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
+def test_grouping_does_not_change_results(recipe: Recipe) -> None:
+    reference = played(recipe, dense(100))
+    for group in (1, 2, 5):
+        assert torch.allclose(played(recipe, dense(group)), reference, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
+def test_the_same_seed_gives_the_same_bytes(recipe: Recipe) -> None:
+    first, second = played(recipe, dense(4)), played(recipe, dense(4))
+    assert first.numpy().tobytes() == second.numpy().tobytes()
+
+
+def test_every_algorithm_is_among_the_recipes() -> None:
+    assert {recipe.name for recipe in RECIPES} == set(algorithms.ALGORITHMS)
+
+
+@pytest.mark.parametrize("model", ["softmax", "cnn", "resnet20"])
+def test_engines_agree_on_other_models(model: str) -> None:
+    recipe = algorithms.dp_fedavg(clip=0.5, rate=0.7, steps=2, batch=3, noise_multiplier=0.1)
+    reference = played(recipe, LoopEngine, model, rounds=1)
+    assert torch.allclose(played(recipe, dense(3), model, rounds=1), reference, atol=1e-5, rtol=0)
+
+
+class Recurrent(nn.Module):
+    """A module of torch's own LSTM, which has no rule for stacking."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 4, batch_first=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(images.squeeze(1))[0][:, -1])
+
+
+def test_a_module_that_cannot_be_stacked_falls_to_the_loop(caplog) -> None:
+    caplog.set_level("INFO", logger="fedveil")
+    data = population()
+    engine = choose("auto", Task(Recurrent(), "cross_entropy"), data)
+    assert engine.name == "loop"
+    assert "does not run stacked" in caplog.text
+
+
+def test_auto_takes_dense_where_it_runs_and_unknown_engines_are_refused() -> None:
+    data = population()
+    task = Task(build("softmax", data, torch.Generator()), "cross_entropy")
+    assert choose("auto", task, data).name == "dense"
+    with pytest.raises(UserError, match="There is no engine 'dens'; did you mean 'dense'"):
+        choose("dens", task, data)
+
+
+def test_frozen_parameters_stay_as_they_are() -> None:
+    data = population()
+    module = build("mlp-8", data, torch.Generator().manual_seed(0))
+    frozen = next(module.parameters())
+    frozen.requires_grad_(False)
+    task = Task(module, "cross_entropy")
+    assert task.dim == sum(p.numel() for p in module.parameters()) - frozen.numel()
+    for engine in (DenseEngine(task, 4), LoopEngine(task)):
+        recipe = algorithms.fedavg(steps=2)
+        state = begin(recipe, task.flatten(), data, 1, key=0)
+        state, _ = play_round(recipe, state, data, engine, key=0)
+        assert len(state.x) == task.dim
+        assert not torch.equal(state.x, task.flatten())

@@ -1,0 +1,123 @@
+"""What the documents say is what the code does."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedveil as fv
+from fedveil.algorithms import ALGORITHMS
+from fedveil.citations import PAPERS, as_markdown, described, found
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = "".join(blocks(README, "console")).splitlines()
+    return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+
+
+def test_the_readme_s_python_example_runs() -> None:
+    (example,) = blocks(README, "python")
+    test = doctest.DocTestParser().get_doctest(example, {}, "README", "README.md", 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(test)
+    assert runner.summarize(verbose=False) == doctest.TestResults(failed=0, attempted=7)
+    lines = [line for line in example.splitlines() if line.startswith(">>>")]
+    assert len(lines) < 10
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("fedveil")])
+def test_the_readme_s_commands_run(command: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    argv = [sys.executable, "-m", "fedveil", *shlex.split(command)[1:]]
+    done = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_readme_s_make_targets_exist_and_ci_calls_its_test_command() -> None:
+    targets = [c.split()[1] for c in commands() if c.startswith("make")]
+    assert targets == ["demo", "test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{target}: setup" in makefile for target in targets)
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    shown = subprocess.run(
+        ["make", "-n", *targets], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "fedveil train examples/fashion-mnist.toml" in shown.stdout
+
+
+def test_the_readme_names_every_algorithm_with_its_source() -> None:
+    for name in ALGORITHMS:
+        assert f"| `{name}` |" in README
+
+
+def test_every_algorithm_cites_paper_and_place() -> None:
+    for method in ALGORITHMS.values():
+        text = described(method)
+        assert text.rule
+        assert re.search(r"(et al\. \d{4}|DP-LSGD)", text.citation), text.name
+
+
+def test_papers_md_is_current() -> None:
+    works = found(ROOT / "fedveil")
+    assert set(PAPERS) <= set(works)
+    current = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+    assert current == as_markdown(works), "run `make docs`"
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#]+)\)", file.read_text(encoding="utf-8")):
+            assert (file.parent / target).exists(), f"{file.name} links to {target}"
+
+
+def test_tests_named_in_the_documents_exist() -> None:
+    for file in (ROOT / "docs").glob("*.md"):
+        for name in re.findall(r"`(tests/[\w/.]+)", file.read_text(encoding="utf-8")):
+            assert (ROOT / name).exists(), f"{file.name} names {name}"
+
+
+def test_the_worked_example_of_contributing_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    example, check = blocks(text, "python")
+    body = [line for line in example.splitlines() if line and "import" not in line]
+    assert len(body) <= 15
+    names: dict[str, object] = {"__name__": "example"}
+    monkeypatch.setitem(sys.modules, "example", type(sys)("example"))
+    exec(compile(example + check, "CONTRIBUTING.md", "exec"), names)
+    recipe = names["dp_soft_fedavg"](clip=1.0, rate=0.5, steps=2)  # type: ignore[operator]
+    data = fv.load("digits").split(fv.Iid(50))
+    result = fv.train(recipe, data, rounds=2, epsilon=4.0)
+    assert 3.9 < result.guarantee.epsilon <= 4.0
+
+
+def test_files_in_notation_exist_as_fields() -> None:
+    text = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
+    for part, field in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):
+        assert field in getattr(fv.parts, part).__dataclass_fields__, f"{part}.{field}"
+
+
+def test_the_package_runs_as_a_module() -> None:
+    environment = {**os.environ, "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedveil", "--help"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "train" in done.stdout

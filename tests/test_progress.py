@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from fedveil import progress
+from fedveil.data.federated import Federated
+from fedveil.privacy.calibrate import Budget
+from fedveil.progress import LiveLine, PlainLines, entry, quality, show_summary, spending, watcher
+from fedveil.recipe import Recipe
+from fedveil.training import Record, Training, prepare, train
+
+RECORD = Record(3, 10, 0, 1.0, 0.5, 0.1, 0.2, 0.01, loss=0.5, accuracy=0.25, epsilon=1.234)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+Open = Callable[[], Terminal]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Open:
+    """Call it in the test itself, for pytest has its own standard output between fixtures."""
+    for name in ("NO_COLOR", "CI", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "60")
+
+    def call() -> Terminal:
+        made = Terminal()
+        monkeypatch.setattr(sys, "stdout", made)
+        return made
+
+    return call
+
+
+@pytest.fixture
+def training(blobs: Federated, plain_recipe: Recipe) -> Training:
+    return prepare(plain_recipe, blobs, rounds=5)
+
+
+def test_a_terminal_gets_a_live_line(terminal: Open) -> None:
+    terminal()
+    assert isinstance(watcher(), LiveLine)
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("CI", "true"), ("TERM", "dumb")])
+def test_some_terminals_want_plain_lines(
+    terminal: Open, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    screen = terminal()
+    monkeypatch.setenv(name, value)
+    assert isinstance(watcher(), PlainLines)
+    entry("Label", "text")
+    assert screen.getvalue() == "Label    text\n"
+
+
+def test_an_empty_no_color_does_not_count(terminal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal()
+    monkeypatch.setenv("NO_COLOR", "")
+    assert isinstance(watcher(), LiveLine)
+
+
+def test_what_is_not_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert isinstance(watcher(), PlainLines)
+
+
+def test_plain_lines_come_with_evaluations_only(
+    training: Training, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PlainLines() as watch:
+        watch(training, replace(RECORD, round=1, loss=None, accuracy=None, epsilon=None))
+        assert capsys.readouterr().out == ""
+        watch(training, replace(RECORD, round=5))
+    assert capsys.readouterr().out == "round 5/5  accuracy 25.0%  ε 1.23  0:00 left\n"
+
+
+def test_a_live_line_says_the_same(training: Training, terminal: Open) -> None:
+    screen = terminal()
+    with LiveLine() as watch:
+        watch(training, replace(RECORD, round=4))
+        watch(training, replace(RECORD, round=5, loss=None))
+    assert "round   5/5" in screen.getvalue()
+    assert "accuracy 25.0% ε 1.23" in screen.getvalue()
+
+
+def test_quality_is_accuracy_where_there_are_classes() -> None:
+    assert quality(RECORD) == "accuracy 25.0%"
+    assert quality(replace(RECORD, accuracy=math.nan)) == "loss 0.5"
+    assert quality(replace(RECORD, loss=None, accuracy=None)) == ""
+
+
+def test_spending_names_the_budget(training: Training) -> None:
+    assert spending(training, RECORD) == "ε 1.23"
+    assert spending(replace(training, budget=Budget(2.0, 1e-5)), RECORD) == "ε 1.23 of 2.00"
+    assert spending(training, replace(RECORD, epsilon=None)) == "not private"
+    assert spending(training, replace(RECORD, epsilon=math.inf)) == "no guarantee"
+
+
+def test_long_text_stands_below_itself_on_a_terminal(terminal: Open) -> None:
+    screen = terminal()
+    entry("Label", "word " * 20)
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("\x1b[1mLabel    \x1b[0mword word")
+    assert lines[1].startswith("         word")
+
+
+def test_a_long_path_is_not_broken(terminal: Open) -> None:
+    screen = terminal()
+    entry("Saved", "a/" * 100)
+    assert "a/" * 100 in screen.getvalue()
+
+
+def test_long_text_is_one_line_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    entry("Label", "word " * 100)
+    assert capsys.readouterr().out.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["[bold]x[/bold]", "[/x]", "[link=y]", ":smile:", "\\[x]"])
+def test_text_is_shown_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    entry("", text)
+    assert capsys.readouterr().out == f"{'':9}{text}\n"
+
+
+def test_control_characters_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    entry("", "a\x1b[2Jb\nc\rd\x07")
+    assert capsys.readouterr().out == f"{'':9}a [2Jb c d \n"
+
+
+def test_the_summary_says_what_was_rejected_and_where_it_stopped(
+    blobs: Federated, plain_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(plain_recipe, blobs, rounds=2)
+    broken = replace(result.records[0], rejected=7)
+    show_summary(replace(result, records=(broken,)), ["do this", "or that"])
+    out = capsys.readouterr().out
+    assert "(stopped after 1 of 2 rounds)" in out
+    assert "Rejected 7 updates" in out
+    assert "Next     do this\n         or that\n" in out
+    assert "Saved" not in out
+    assert "simulation" not in out
+
+
+def test_the_summary_of_numbers_has_no_accuracy(
+    blobs: Federated, plain_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train(plain_recipe, blobs, rounds=1)
+    show_summary(replace(result, accuracy=math.nan, loss=1.5), [])
+    assert "Result   loss 1.5\n" in capsys.readouterr().out
+
+
+def test_waiting_shows_on_a_terminal_only(terminal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal()
+    with progress.waiting("Loading"):
+        pass
+    assert "Loading" in screen.getvalue()
+    elsewhere = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", elsewhere)
+    with progress.waiting("Loading"):
+        pass
+    assert elsewhere.getvalue() == ""

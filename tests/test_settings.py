@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
+from fedveil.errors import UserError
+from fedveil.parts.bound import Clip
+from fedveil.parts.report import Difference
+from fedveil.parts.schedule import Decay
+from fedveil.settings import (
+    DataSettings,
+    Settings,
+    load_data,
+    prepare,
+    read_run,
+    read_settings,
+    resolve_recipe,
+    resolved,
+)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str | dict[str, Any]], Path]:
+    def write(content: str | dict[str, Any]) -> Path:
+        text = content if isinstance(content, str) else tomli_w.dumps(content)
+        path = tmp_path / "settings.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+Write = Callable[[str | dict[str, Any]], Path]
+
+
+def test_nothing_given_is_the_default() -> None:
+    assert read_settings(None, {}) == Settings()
+
+
+def test_a_file_and_flags_are_merged_and_flags_win(file: Write) -> None:
+    path = file({"seed": 1, "rounds": 9, "data": {"dataset": "digits", "clients": 7}})
+    settings = read_settings(path, {"seed": 2, "data": {"clients": 8}})
+    assert (settings.seed, settings.rounds) == (2, 9)
+    assert (settings.data.dataset, settings.data.clients) == ("digits", 8)
+
+
+def test_parameters_of_another_algorithm_are_dropped(file: Write) -> None:
+    path = file({"algorithm": "dp_fedavg", "parameters": {"clip": 2.0}})
+    assert read_settings(path, {"parameters": {"rate": 0.5}}).parameters == {
+        "clip": 2.0,
+        "rate": 0.5,
+    }
+    assert read_settings(path, {"algorithm": "fedavg"}).parameters == {}
+    assert read_settings(path, {"algorithm": "dp_fedavg"}).parameters == {"clip": 2.0}
+
+
+RECIPE = {
+    "name": "own",
+    "local": {"kind": "GD", "learning_rate": {"kind": "Constant", "rate": 0.1}},
+}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"rounds": 3}, {"epsilon": 1.0}, {"delta": 1e-6}, {"parameters": {"clip": 2.0}}],
+    ids=str,
+)
+def test_a_flag_that_changes_the_recipe_resolves_it_anew(
+    file: Write, flags: dict[str, Any]
+) -> None:
+    path = file({"algorithm": "dp_fedavg", "recipe": RECIPE})
+    assert read_settings(path, flags).recipe is None
+    assert read_settings(path, {"seed": 4}).recipe == RECIPE
+
+
+def test_a_recipe_of_ones_own_stays_when_rounds_change(file: Write) -> None:
+    settings = read_settings(file({"recipe": RECIPE}), {"rounds": 3})
+    assert resolve_recipe(settings).name == "own"
+
+
+def test_an_algorithm_by_flag_wins_over_a_recipe_of_ones_own(file: Write) -> None:
+    settings = read_settings(file({"recipe": RECIPE}), {"algorithm": "fedavg"})
+    assert resolve_recipe(settings).name == "fedavg"
+
+
+def test_a_parameter_for_a_recipe_of_ones_own_is_refused(file: Write) -> None:
+    with pytest.raises(UserError, match="no algorithm to set parameters of"):
+        read_settings(file({"recipe": RECIPE}), {"parameters": {"clip": 1.0}})
+
+
+BAD: dict[str, tuple[str, str]] = {
+    "not TOML": ("rounds == 3", "is not valid TOML"),
+    "not text": ("\ud800", "is not valid TOML"),
+    "deeply nested": ("a = " + "[" * 5000, "is not valid TOML"),
+    "huge": ("#" * (2**20 + 1), "larger than 1 MB"),
+    "an unknown key": ("roundz = 3", "did you mean 'rounds'"),
+    "an unknown key of the data": ("[data]\nclient_count = 3", r"data\.client_count"),
+    "a word for a number": ('rounds = "many"', "rounds is 'many'"),
+    "a fraction for a count": ("rounds = 2.5", r"rounds is '2\.5'"),
+    "a number for a name": ("algorithm = 3", "algorithm is '3'"),
+    "a list for the data": ("data = [1]", "data must be a table"),
+    "a word for parameters": ('parameters = "x"', "parameters must be a table"),
+    "a word for a recipe": ('recipe = "x"', "recipe is 'x'"),
+    "a negative seed of the data": ("[data]\nseed = -1", r"data\.seed is '-1'"),
+    "a table for a number": ("[rounds]\nx = 1", "rounds is"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_one_sentence(name: str, tmp_path: Path) -> None:
+    text, words = BAD[name]
+    path = tmp_path / "settings.toml"
+    path.write_bytes(text.encode("utf-8", errors="surrogatepass"))
+    with pytest.raises(UserError, match=words) as refusal:
+        read_settings(path, {})
+    assert "settings.toml" in str(refusal.value)
+    assert str(refusal.value).count("\n") == 0
+    assert len(str(refusal.value)) < 500
+
+
+def test_a_file_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Could not read"):
+        read_settings(tmp_path / "none.toml", {})
+
+
+def test_a_run_that_does_not_name_its_data_cannot_go_on(file: Write) -> None:
+    with pytest.raises(UserError, match="which data the run had"):
+        read_run(file({"recipe": RECIPE}))
+    assert read_run(file({"data": {"dataset": "digits"}})).data.dataset == "digits"
+
+
+# Recipes
+
+
+def test_parameters_reach_the_algorithm() -> None:
+    parts = {
+        "clip": 2,
+        "learning_rate": {"kind": "Decay", "rate": 0.5},
+        "report": {"kind": "Difference"},
+    }
+    recipe = resolve_recipe(Settings(algorithm="dp_fedavg", parameters=parts))
+    assert recipe.bound == Clip(2)
+    assert recipe.local.learning_rate == Decay(0.5)
+    assert recipe.report == Difference()
+
+
+PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
+    "an unknown name": ({"clap": 1.0}, "did you mean 'clip'"),
+    "a word": ({"clip": "much"}, "dp_fedavg: clip is 'much'; it must be a number"),
+    "true for a number": ({"clip": True}, "clip is True"),
+    "a word for a rate": ({"learning_rate": "x"}, "it must be a number or a part of kind Constant"),
+    "a word for a count": ({"steps": "x"}, "it must be a whole number"),
+    "an unknown choice": ({"noise_at": "home"}, "'server' or 'client'"),
+    "a part of no kind": ({"report": {}}, "needs a kind"),
+    "a part of an unknown kind": ({"report": {"kind": "Gossip"}}, "'Gossip'"),
+    "a part of another kind": ({"report": {"kind": "Exact"}}, "a part of kind Difference"),
+    "a list": ({"clip": [1.0]}, "it must be a number"),
+    "both lengths": ({"steps": 1, "epochs": 1}, "either steps or epochs"),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_bad_parameter_is_one_sentence(name: str) -> None:
+    parameters, words = PARAMETERS[name]
+    with pytest.raises(UserError, match=words) as refusal:
+        resolve_recipe(Settings(algorithm="dp_fedavg", parameters=parameters))
+    assert "\n" not in str(refusal.value)
+
+
+# Data
+
+
+@pytest.mark.parametrize("partition", ["iid", "shards", "dirichlet", "majority"])
+def test_every_partition_splits(partition: str) -> None:
+    given = DataSettings(dataset="digits", partition=partition, clients=5, examples=100)
+    assert load_data(given).clients == 5
+
+
+def test_a_table_is_split_by_its_clients_unless_told_otherwise(table: Path) -> None:
+    given = DataSettings(path=table, client="who", label="y")
+    assert load_data(given).clients == 8
+    assert load_data(given.model_copy(update={"clients": 3})).clients == 3
+
+
+def test_the_names_of_partitions_are_the_rules_there_are() -> None:
+    from fedveil.settings import _partitioner
+
+    class Keyed:
+        keys = ()
+        name = "keyed"
+
+    wanted = {"key": ByKey, "iid": Iid, "shards": Shards, "majority": MajorityClasses}
+    for name, kind in {**wanted, "dirichlet": Dirichlet}.items():
+        made = _partitioner(DataSettings(partition=name, clients=4), Keyed())  # type: ignore[arg-type]
+        assert isinstance(made, kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"clients": -1}, "clients"),
+        ({"partition": "shards", "per_client": 0}, "per_client"),
+        ({"partition": "dirichlet", "alpha": float("nan")}, "alpha"),
+        ({"partition": "dirichlet", "alpha": -1.0}, "alpha"),
+        ({"partition": "majority", "examples": 0, "clients": 5}, "examples"),
+        ({"partition": "IID"}, "did you mean|There is no partition 'IID'"),
+        ({"client": "x"}, "is not a table"),
+    ],
+)
+def test_bad_data_settings_are_refused(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        load_data(DataSettings(dataset="digits", **given))
+
+
+# What is written down
+
+
+def test_what_ran_is_written_down_and_read_again(file: Write, table: Path) -> None:
+    data = DataSettings(path=table, client="who", label="y")
+    settings = Settings(algorithm="fed_alpha_normec", data=data, rounds=2, epsilon=3.0)
+    training = prepare(settings)
+    again = read_settings(file(resolved(settings, training)), {})
+    assert again.data.path == table.resolve()
+    assert (again.model, again.engine) == ("softmax", training.engine.name)
+    assert again.evaluate_every == 1
+    assert resolve_recipe(again) == training.recipe
+    assert resolve_recipe(again).noise.settled
+    assert prepare(again).recipe == training.recipe
+
+
+def test_the_default_data_set_is_written_down(digits: Any) -> None:
+    settings = Settings(algorithm="fedavg", rounds=1)
+    assert resolved(settings, prepare(settings, digits))["data"]["dataset"] == "fashion-mnist"
+
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_example_is_understood(path: Path) -> None:
+    settings = read_settings(path, {})
+    assert settings.data.dataset is not None or settings.data.path is not None
+    assert resolve_recipe(settings).name

@@ -1,0 +1,153 @@
+"""What the papers prove or print, as tests of the algorithms."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedveil import algorithms
+from fedveil.engines.dense import DenseEngine
+from fedveil.engines.task import Task
+from fedveil.loop import State, begin, play_round
+from fedveil.parts.noise import Silent
+from fedveil.privacy.calibrate import Budget, settle
+from fedveil.problems import (
+    Problem,
+    das2022_quadratics,
+    heterogeneous_quadratic,
+    zhang2022_claim21,
+    zhang2022_table4,
+)
+from fedveil.recipe import Recipe
+
+
+def solve(recipe: Recipe, problem: Problem, rounds: int, key: int = 0) -> list[Tensor]:
+    """The models x_0 … x_K."""
+    data = problem.data.by_example() if recipe.unit == "example" else problem.data
+    task = Task(problem.model, "half_squared")
+    engine = DenseEngine(task, 256)
+    state: State = begin(recipe, problem.start, data, rounds, key)
+    path = [state.x]
+    for _ in range(rounds):
+        state, _ = play_round(recipe, state, data, engine, key)
+        path.append(state.x)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("steps", "rate", "clip", "limit"),
+    [
+        (1, 0.02, None, 0.0),
+        (300, 0.05, None, 13 / 9),
+        (1, 1.0, 1.0, 1 / 2),
+        (300, 0.05, 1.0, 2 / 3),
+    ],
+    ids=["Q=1,c=∞", "Q=∞,c=∞", "Q=1,c=1", "Q=∞,c=1"],
+)
+def test_zhang_2022_table_4(steps: int, rate: float, clip: float | None, limit: float) -> None:
+    """The four stationary points of clipped FedAvg; 300 local steps stand for Q = ∞ (0.95^300).
+
+    The server's rate only sets the speed, so half a step makes the walk to the limit steady.
+    """
+    length = {"learning_rate": rate, "steps": steps, "server_rate": 0.5}
+    recipe = (
+        algorithms.fedavg(**length) if clip is None else algorithms.clipped_fedavg(clip, **length)
+    )
+    problem = zhang2022_table4()
+    assert float(solve(recipe, problem, 60)[-1]) == pytest.approx(limit, abs=2e-4)
+    at_limit = dataclasses.replace(problem, start=torch.tensor([limit], dtype=torch.float32))
+    assert float(solve(recipe, at_limit, 1)[-1]) == pytest.approx(limit, abs=1e-5)
+
+
+@pytest.mark.parametrize(("c", "k"), [(1.0, 5.0), (0.5, 8.0)])
+@pytest.mark.parametrize(("rate", "steps"), [(0.3, 1), (0.2, 4)])
+def test_zhang_2022_claim_2_1(c: float, k: float, rate: float, steps: int) -> None:
+    """Model clipping stops at λc/(3 − 2λ); clipping differences reaches (k − 1)c/3."""
+    problem = zhang2022_claim21(c, k)
+    factor = (1 - rate) ** steps
+    models = algorithms.model_clipped_fedavg(c, learning_rate=rate, steps=steps)
+    stopped = float(solve(models, problem, 300)[-1])
+    assert stopped == pytest.approx(factor * c / (3 - 2 * factor), rel=1e-4)
+    optimum = (k - 1) * c / 3
+    assert float(problem.optimum) == pytest.approx(optimum)
+    # Claim 2.2 asks for a rate at which no difference is clipped at the optimum.
+    gentle = algorithms.clipped_fedavg(c, learning_rate=0.1 / k, steps=1)
+    assert float(solve(gentle, problem, 4000)[-1]) == pytest.approx(optimum, rel=1e-3)
+
+
+def test_error_compensation_reaches_the_optimum_where_clipping_stops_short() -> None:
+    problem = heterogeneous_quadratic(clients=10, dim=5, seed=0)
+    clipped = algorithms.clipped_fedavg(clip=0.01, learning_rate=0.1, steps=1)
+    stuck = problem.suboptimality(solve(clipped, problem, 4000)[-1])
+    normec = algorithms.alpha_normec(
+        beta=0.1, alpha=0.1, learning_rate=0.02, server_rate=0.02, normalize_server=False
+    )
+    reached = problem.suboptimality(solve(normec, problem, 4000)[-1])
+    assert reached < 1e-5
+    assert stuck > 100 * max(reached, 1e-7)
+
+
+def test_fed_alpha_normec_with_one_step_and_full_participation_is_alpha_normec() -> None:
+    problem = heterogeneous_quadratic(clients=8, dim=4, seed=1)
+    options = {"beta": 0.2, "alpha": 0.05, "learning_rate": 0.1, "noise_multiplier": 0.3}
+    for normalize in (True, False):
+        one = algorithms.alpha_normec(**options, normalize_server=normalize)
+        other = algorithms.fed_alpha_normec(
+            rate=1.0, steps=1, **options, normalize_server=normalize, update="everyone"
+        )
+        for x, y in zip(solve(one, problem, 30), solve(other, problem, 30), strict=True):
+            assert torch.equal(x, y)
+
+
+def test_dp_lsgd_with_one_step_is_dp_sgd() -> None:
+    problem = heterogeneous_quadratic(clients=8, dim=4, seed=2)
+    options = {"clip": 0.3, "rate": 0.5, "learning_rate": 0.2, "noise_multiplier": 0.5}
+    one = solve(algorithms.dp_sgd(**options), problem, 20)
+    other = solve(algorithms.dp_lsgd(**options, steps=1), problem, 20)
+    more = solve(algorithms.dp_lsgd(**options, steps=2), problem, 20)
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+    assert not torch.equal(one[-1], more[-1])
+
+
+def test_dp_sgd_is_dp_fedavg_over_single_examples() -> None:
+    problem = heterogeneous_quadratic(clients=8, dim=4, seed=3)
+    sgd = algorithms.dp_sgd(clip=0.3, rate=0.5, learning_rate=0.2, noise_multiplier=0.5)
+    fedavg = algorithms.dp_fedavg(
+        clip=0.3, rate=0.5, learning_rate=0.2, steps=1, noise_multiplier=0.5,
+        report=sgd.report,
+    )  # fmt: skip
+    single = dataclasses.replace(problem, data=problem.data.by_example())
+    for x, y in zip(solve(sgd, problem, 20), solve(fedavg, single, 20), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_dp_sgd_is_the_textbook_formula() -> None:
+    """Without noise: x − (1/(nq))·Σ clip(η∇f_j(x), c) over all examples when q = 1."""
+    problem = heterogeneous_quadratic(clients=5, dim=3, seed=4)
+    recipe = dataclasses.replace(
+        algorithms.dp_sgd(clip=0.4, rate=1.0, learning_rate=0.5), noise=Silent()
+    )
+    x = problem.start
+    inputs, targets = problem.data.inputs, problem.data.labels
+    gradients = 0.5 * inputs * (inputs @ x - targets)[:, None]
+    factor = (0.4 / gradients.norm(dim=1)).clamp_max(1.0)
+    expected = x - (factor[:, None] * gradients).sum(dim=0) / len(targets)
+    assert torch.allclose(solve(recipe, problem, 1)[1], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("c", [40.0, 50.0, 100.0])
+def test_das_2022_section_5_3_normalizing_never_ends_above_clipping(seed: int, c: float) -> None:
+    """n = 100, d = 200, E = 20, K = 500, (5, 1e-6), full participation, the same noise for both."""
+    problem = das2022_quadratics(seed)
+    options = {"rate": 1.0, "learning_rate": 1e-3, "steps": 20}
+    clip = settle(algorithms.dp_fedavg(clip=c, **options), Budget(5, 1e-6), 500, 200, 100)
+    normalize = dataclasses.replace(algorithms.dp_norm_fedavg(scale=c, **options), noise=clip.noise)
+    ends = {
+        recipe.name: problem.suboptimality(solve(recipe, problem, 500, key=seed)[-1])
+        for recipe in (clip, normalize)
+    }
+    assert ends["dp_norm_fedavg"] <= ends["dp_fedavg"]
