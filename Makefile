@@ -11,7 +11,8 @@ demo: setup data
 	$(BIN)/fedveil train examples/fashion-mnist.toml
 
 test: setup data
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+	@sh scripts/mnist
+	OMP_NUM_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff format --check .
