@@ -60,7 +60,7 @@ class Info:
         return float(self.norms.mean()) if len(self.norms) else 0.0
 
 
-def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: int) -> State:
+def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: int | str) -> State:
     """The state before the first round."""
     kept = recipe.memory.kept
     return State(
@@ -74,7 +74,7 @@ def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: int) -> 
 
 
 def play_round(
-    recipe: Recipe, state: State, data: Federated, engine: Engine, key: int
+    recipe: Recipe, state: State, data: Federated, engine: Engine, key: int | str
 ) -> tuple[State, Info]:
     """x_{k+1} = server(x_k, (Σ q_i + noise) / public denominator).
 
@@ -125,7 +125,12 @@ class _Total:
 
 
 def _sum_of_messages(
-    recipe: Recipe, state: State, data: Federated, engine: Engine, cohort: np.ndarray, key: int
+    recipe: Recipe,
+    state: State,
+    data: Federated,
+    engine: Engine,
+    cohort: np.ndarray,
+    key: int | str,
 ) -> _Total:
     """Σ q_i over the cohort, group by group; memory is bounded by the group."""
     k = state.round

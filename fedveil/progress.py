@@ -117,8 +117,8 @@ def spending(training: Training, record: Record) -> str:
         return "not private"
     if math.isinf(record.epsilon):
         return "no guarantee"
-    allowed = f" of {training.budget.epsilon:.2f}" if training.budget else ""
-    return f"ε {record.epsilon:.2f}{allowed}"
+    allowed = f" of {training.budget.epsilon:g}" if training.budget else ""
+    return f"ε {math.ceil(record.epsilon * 100) / 100:.2f}{allowed}"
 
 
 def clock(seconds: float) -> str:
@@ -177,8 +177,6 @@ def show_summary(result: Result, advice: list[str]) -> None:
         score = f"test accuracy {result.accuracy:.2%}, {score}"
     entry("Result", score + ended)
     entry("Privacy", result.guarantee.sentence())
-    if result.guarantee.private:
-        entry("", "A simulation: the noise is seeded, and all data lie on this machine.")
     rejected = sum(record.rejected for record in result.records)
     if rejected:
         entry("Rejected", f"{rejected} updates that were not finite numbers.")

@@ -31,7 +31,7 @@ from fedveil.privacy.statement import Guarantee, guarantee
 from fedveil.recipe import Recipe
 from fedveil.runs.codec import to_plain
 from fedveil.runs.directory import RunDirectory, reading
-from fedveil.streams import torch_generator
+from fedveil.streams import run_key, torch_generator
 
 EVALUATIONS = 20  # how often at most a run looks at its test accuracy, unless told otherwise
 
@@ -63,6 +63,7 @@ class Training:
     engine: Engine
     rounds: int
     seed: int
+    key: str  # of the run's random streams
     delta: float
     budget: Budget | None
     state: State
@@ -72,7 +73,7 @@ class Training:
     def step(self) -> Record:
         """Play one round."""
         started = time.perf_counter()
-        self.state, info = play_round(self.recipe, self.state, self.data, self.engine, self.seed)
+        self.state, info = play_round(self.recipe, self.state, self.data, self.engine, self.key)
         record = self._record(info, time.perf_counter() - started)
         self.records.append(record)
         return record
@@ -151,7 +152,7 @@ def prepare(
 ) -> Training:
     """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0."""
     _check_arguments(recipe, data, rounds, evaluate_every)
-    if recipe.unit == "example":
+    if recipe.unit == "example" and data.unit == "client":
         data = data.by_example()
     recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
     if isinstance(model, str):
@@ -166,6 +167,7 @@ def prepare(
     budget = None if epsilon is None else Budget(epsilon, delta)
     recipe = _settled(recipe, budget, rounds, task.dim, data.clients)
     x = task.flatten() if start is None else start.clone()
+    key = run_key(seed, recipe, rounds, task.dim, data.fingerprint())
     return Training(
         recipe=recipe,
         data=data,
@@ -173,9 +175,10 @@ def prepare(
         engine=choose(engine, task, data),
         rounds=rounds,
         seed=seed,
+        key=key,
         delta=delta,
         budget=budget,
-        state=begin(recipe, x, data, rounds, seed),
+        state=begin(recipe, x, data, rounds, key),
         evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
     )
 
@@ -335,6 +338,11 @@ def _check_arguments(
             f"data is a {type(data).__name__}, not split over clients yet; give a Federated, such "
             "as load('digits').split(Iid(100))."
         )
+    if data.unit == "example" and recipe.unit == "client":
+        raise UserError(
+            f"{recipe.name} protects clients, but these data were split by example; "
+            "give the data by client, or a recipe with unit='example'."
+        )
     if not isinstance(rounds, int) or rounds < 1:
         raise UserError(f"rounds is {rounds}; at least one round is needed to train.")
     if evaluate_every is not None and evaluate_every < 1:
@@ -358,6 +366,7 @@ def _check_module(module: nn.Module) -> None:
 def _check_fit(task: Task, data: Federated) -> None:
     """Try the model on two examples, so that a misfit is a sentence before the first round."""
     few = Examples(data.inputs[:2], data.labels[:2])
+    before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
     try:
         task.evaluate(task.flatten(), few)
     except Exception as problem:  # a user's own module may raise anything
@@ -366,6 +375,13 @@ def _check_fit(task: Task, data: Federated) -> None:
             f"The model {type(task.module).__name__} does not fit '{data.name}', whose inputs have "
             f"shape {list(data.inputs.shape[1:])} and {data.classes} classes: {why}."
         ) from problem
+    for name, buffer in task.module.named_buffers():
+        if not torch.equal(buffer, before[name]):
+            raise UserError(
+                f"The model {type(task.module).__name__} writes to its buffer '{name}' when it is "
+                "called, which would carry one client's data to others without noise; use a "
+                "layer that keeps no statistics."
+            )
 
 
 def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import polars as pl
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from fedveil import algorithms
 from fedveil import training as work
@@ -22,7 +22,7 @@ from fedveil.data.federated import Dataset, Examples, Federated
 from fedveil.errors import UserError
 from fedveil.parts.memory import ClientMemory
 from fedveil.recipe import Recipe
-from fedveil.training import Record, Result, Training, train
+from fedveil.training import Record, Result, Training, prepare, train
 
 
 def weights(result: Result) -> bytes:
@@ -393,3 +393,50 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(
     whole = train(recipe, blobs, rounds=5)
     assert weights(result) == weights(whole)
     assert [r.signal for r in result.records] == [r.signal for r in whole.records]
+
+
+# Found by a hostile reading
+
+
+def test_other_recipes_data_and_rounds_never_share_noise(
+    blobs: Federated, private_recipe: Recipe
+) -> None:
+    """Two releases with the same noise at two scales would give the clean sum away."""
+    keys = set()
+    shifted = replace(blobs, inputs=blobs.inputs + 1e-3)
+    for data, epsilon, rounds, seed in [
+        (blobs, 1.0, 2, 0),
+        (blobs, 2.0, 2, 0),
+        (blobs, 1.0, 3, 0),
+        (blobs, 1.0, 2, 1),
+        (shifted, 1.0, 2, 0),
+    ]:
+        keys.add(prepare(private_recipe, data, rounds=rounds, epsilon=epsilon, seed=seed).key)
+    assert len(keys) == 5
+
+
+class RunningMean(nn.Module):
+    """Remembers the mean of all inputs it ever saw, in training and out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.linear = nn.LazyLinear(3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.mean += inputs.mean()
+        return self.linear(inputs.flatten(1))
+
+
+def test_a_module_that_remembers_its_inputs_is_refused(
+    blobs: Federated, plain_recipe: Recipe
+) -> None:
+    module = RunningMean()
+    module(blobs.inputs[:2])
+    with pytest.raises(UserError, match="writes to its buffer 'mean'"):
+        train(plain_recipe, blobs, module, rounds=1)
+
+
+def test_data_by_example_need_a_recipe_for_examples(blobs: Federated, plain_recipe: Recipe) -> None:
+    with pytest.raises(UserError, match="protects clients"):
+        train(plain_recipe, blobs.by_example(), rounds=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,14 @@ class Federated:
         """The examples of one client."""
         start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
         return Examples(self.inputs[start:stop], self.labels[start:stop])
+
+    def fingerprint(self) -> str:
+        """SHA-256 of who owns which examples; the same for the same data in the same order."""
+        digest = hashlib.sha256(self.unit.encode())
+        for part in (self.offsets, self.inputs, self.labels):
+            digest.update(str((part.dtype, tuple(part.shape))).encode())
+            digest.update(part.contiguous().numpy().data)
+        return digest.hexdigest()
 
     def by_example(self) -> Federated:
         """The same data with every example a population member of its own (unit: example)."""

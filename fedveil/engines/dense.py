@@ -54,7 +54,11 @@ def _walk(
     group: Group,
     step: int,
 ) -> None:
-    """One step of the inner rule, in place (parts/local.py)."""
+    """One step of the inner rule (parts/local.py).
+
+    A client that takes no such step is left exactly as it is: how many steps a group takes depends
+    on the others in it, and 0·∞ would let them turn its update into NaN.
+    """
     plan, rates = group.plan, group.plan.rates[:, step]
     for name, leaf in stacked.items():
         slope = gradients[name]
@@ -65,7 +69,8 @@ def _walk(
         if plan.momentum:
             slope = velocity[name].mul_(plan.momentum).add_(slope) if name in velocity else slope
             velocity[name] = slope
-        leaf.sub_(rates.view(-1, *[1] * (leaf.dim() - 1)) * slope)
+        rate = rates.view(-1, *[1] * (leaf.dim() - 1))
+        stacked[name] = torch.where(rate > 0, leaf - rate * slope, leaf)
 
 
 def _differences(stacked: Parameters, start: Parameters, clients: int) -> Tensor:

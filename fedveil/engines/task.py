@@ -35,6 +35,7 @@ class Task:
                 f"{type(self.module).__name__} has no parameters to train; "
                 "give a module with parameters that require gradients."
             )
+        self.module.eval()  # a module's training mode is for layers that mix or drop examples
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "loss_of_examples", LOSSES[self.loss_name])
 

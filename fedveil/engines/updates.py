@@ -79,11 +79,15 @@ class Group:
     plan: Plan
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [clients, width, …], labels [clients, width, …], mask [clients, width]."""
+        """Inputs [clients, width, …], labels [clients, width, …], mask [clients, width].
+
+        A shorter batch is filled up with its own first example, so that no other example can
+        disturb it.
+        """
         index = self.plan.index[:, 0 if self.plan.repeated else step]
         mask = index >= 0
         starts = self.data.offsets[torch.from_numpy(self.clients)]
-        positions = starts[:, None] + index.clamp_min(0)
+        positions = starts[:, None] + torch.where(mask, index, index[:, :1].clamp_min(0))
         return self.data.inputs[positions], self.data.labels[positions], mask.float()
 
 

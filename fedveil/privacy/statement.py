@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Decimal
 
 from fedveil.privacy import accounting, events
 from fedveil.recipe import Recipe, View
@@ -38,9 +39,10 @@ class Guarantee:
             return f"No privacy guarantee: {self.reason}."
         return (
             f"To anyone who {SEEN[self.view]}, this training is "
-            f"({self.epsilon:.3g}, {self.delta:.3g})-differentially private at the level of one "
-            f"{self.unit} ({self.adjacency} adjacency, {self.rounds} rounds, "
-            f"{self.population:,} {self.unit}s, PLD accounting).{self._remark()}"
+            f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-differentially private at the "
+            f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds} rounds, "
+            f"{self.population:,} {self.unit}s as a public number, PLD accounting). Simulated: who "
+            f"knows the seed can recompute the noise.{self._remark()}"
         )
 
     def _remark(self) -> str:
@@ -50,6 +52,17 @@ class Guarantee:
             f" δ is at least 1/{self.population:,}: too large to protect each {self.unit}; "
             f"use {1 / (10 * self.population):.0e}."
         )
+
+
+def rounded_up(number: float, digits: int = 3) -> str:
+    """A number in a few digits, never smaller than it is.
+
+    >>> rounded_up(4.9912), rounded_up(2.00096), rounded_up(1e-5)
+    ('5', '2.01', '1e-05')
+    """
+    exact = Decimal(str(number))
+    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(step, ROUND_CEILING)):.{digits}g}"
 
 
 def guarantee(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -13,9 +15,12 @@ from fedveil.engines.choose import choose
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
+from fedveil.engines.updates import Group
 from fedveil.errors import UserError
 from fedveil.loop import begin, play_round
 from fedveil.models import build
+from fedveil.parts.local import SGD, IncrementalGradient
+from fedveil.parts.schedule import Constant
 from fedveil.recipe import Recipe
 
 RECIPES: list[Recipe] = [
@@ -138,3 +143,48 @@ def test_frozen_parameters_stay_as_they_are() -> None:
         state, _ = play_round(recipe, state, data, engine, key=0)
         assert len(state.x) == task.dim
         assert not torch.equal(state.x, task.flatten())
+
+
+def rows_of_others(
+    engine_of, last: int, rate: float, momentum: float, features: float
+) -> torch.Tensor:
+    """Differences of four small clients in a group with a fifth one of `last` examples."""
+    sizes = [1, 1, 1, 1, last]
+    rng = np.random.default_rng(0)
+    labels = torch.from_numpy(rng.integers(0, 2, 20))[: sum(sizes)]
+    inputs = torch.from_numpy(rng.random((20, 4), dtype=np.float32))[: sum(sizes)] * features
+    offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(sizes)]))
+    data = Federated("others", inputs, labels, offsets, Examples(inputs, labels), 2)
+    task = Task(build("softmax", data, torch.Generator()), "cross_entropy")
+    plan = IncrementalGradient(Constant(rate)).plan(data.sizes, 0, rng)
+    plan = dataclasses.replace(plan, momentum=momentum)
+    group = Group(data, np.arange(5), plan)
+    return engine_of(task).updates(task.flatten(), group).rows()[:-1]
+
+
+@pytest.mark.parametrize("features", [1.0, 1e10, 1e20, 1e38])
+@pytest.mark.parametrize("rate", [0.1, 1e6, 1e15])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("engine_of", [dense(100), LoopEngine], ids=["dense", "loop"])
+def test_no_client_changes_another_s_update(engine_of, momentum, rate, features) -> None:
+    """A neighbour with more examples makes the group take more steps: others must not notice.
+
+    Overflowing clients are the hard case: a step of rate 0 must not turn ∞ into NaN.
+    """
+    alone = rows_of_others(engine_of, 1, rate, momentum, features)
+    beside = rows_of_others(engine_of, 9, rate, momentum, features)
+    assert torch.equal(torch.isfinite(alone), torch.isfinite(beside))
+    assert torch.allclose(alone, beside, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def test_a_short_batch_is_filled_with_its_own_examples_only() -> None:
+    data = population()
+    sizes = data.sizes[:3]
+    plan = SGD(Constant(0.1), epochs=1, batch=4).plan(sizes, 0, np.random.default_rng(0))
+    group = Group(data, np.arange(3), plan)
+    for step in range(plan.steps):
+        inputs, _, mask = group.batch(step)
+        for client in range(3):
+            if mask[client].any():
+                filled = inputs[client][mask[client] == 0]
+                assert torch.equal(filled, inputs[client][:1].expand_as(filled))

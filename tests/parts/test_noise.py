@@ -11,7 +11,15 @@ from scipy import stats
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
-from fedveil.parts.noise import Binomial, Gaussian, Silent, TruncatedDiscreteLaplace
+from fedveil.parts.noise import (
+    HALF,
+    Binomial,
+    Gaussian,
+    Silent,
+    TruncatedDiscreteLaplace,
+    _edges,
+    _inverted,
+)
 from fedveil.parts.quantize import StochasticRound
 from fedveil.privacy import events
 from fedveil.privacy.norms import Norms
@@ -182,3 +190,46 @@ def test_wrong_amounts_are_refused() -> None:
 def test_discrete_noise_needs_a_grid() -> None:
     with pytest.raises(UserError, match="grid"):
         Binomial(4).draw(within(1.0, 3), 1, 1.0, np.random.default_rng(0))
+
+
+def test_the_sampler_s_whole_numbers_are_the_stated_law_down_to_the_tails() -> None:
+    """Float sums would lose masses under 1e-16; the edges keep 37 digits, on both sides alike."""
+    alpha, support = 1.0, 60
+    high, low = (part.tolist() for part in _edges(alpha, support))
+    edges = [h * HALF + entry for h, entry in zip(high, low, strict=True)]
+    counts = np.diff([0, *edges, HALF * HALF])
+    law = [math.exp(-alpha * abs(y)) for y in range(-support, support + 1)]
+    for count, mass in zip(counts, law, strict=True):
+        assert count / (HALF * HALF) == pytest.approx(mass / math.fsum(law), rel=1e-9)
+    assert counts[0] > 0
+    assert abs(int(counts[0]) - int(counts[-1])) <= 1
+
+
+class Scripted:
+    """A generator whose integers are given."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+
+    def integers(self, limit: int, size: int | None = None) -> object:
+        return self.answers.pop(0)
+
+
+def test_ties_of_the_high_half_are_settled_by_the_low_half() -> None:
+    high, low = np.array([5, 5, 9]), np.array([10, 20, 0])
+    for first, second, place in [
+        (4, 0, 0),
+        (5, 9, 0),
+        (5, 10, 1),
+        (5, 19, 1),
+        (5, 20, 2),
+        (7, 0, 2),
+    ]:
+        rng = Scripted(np.array([first]), second)
+        assert _inverted((high, low), 1, rng).tolist() == [place]
+
+
+def test_the_event_counts_what_the_sampler_may_be_off() -> None:
+    change = Norms(1000, l1=1, l2=1, linf=1, grid=1.0)
+    event = TruncatedDiscreteLaplace(1.0, 200).event(change, change, 1.0)
+    assert event.delta >= 1000 * 400 / 2.0**124
