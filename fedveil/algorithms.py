@@ -18,19 +18,17 @@ from fedveil.parts.noise import Binomial, Gaussian, Noise, Silent, TruncatedDisc
 from fedveil.parts.quantize import StochasticRound
 from fedveil.parts.report import Difference, GradientScale, Model, Report
 from fedveil.parts.schedule import Schedule, schedule
-from fedveil.parts.server import Momentum, NormalizedStep, Server, Step
+from fedveil.parts.server import LastIterate, Momentum, NormalizedStep, Output, Server, Step
 from fedveil.recipe import Recipe
-
-Rate = float | Schedule
 
 
 def fedavg(
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
-    server_rate: Rate = 1.0,
+    server_rate: float | Schedule = 1.0,
     decay: float = 1.0,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
@@ -45,12 +43,12 @@ def fedavg(
 
 def fedprox(
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     strength: float = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
-    server_rate: Rate = 1.0,
+    server_rate: float | Schedule = 1.0,
 ) -> Recipe:
     """FedAvg whose local loss is f_i(y) + (strength/2)‖y − x‖².
 
@@ -64,7 +62,7 @@ def fedprox(
 def model_clipped_fedavg(
     clip: float = 1.0,
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -80,11 +78,11 @@ def model_clipped_fedavg(
 def clipped_fedavg(
     clip: float = 1.0,
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
-    server_rate: Rate = 1.0,
+    server_rate: float | Schedule = 1.0,
 ) -> Recipe:
     """x ← x + η_g·mean(clip(y_i − x, c)): CE-FedAvg, without noise.
 
@@ -104,17 +102,18 @@ def dp_fedavg(
     clip: float = 1.0,
     rate: float = 0.1,
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
-    server_rate: Rate | None = None,
+    server_rate: float | Schedule | None = None,
     decay: float = 1.0,
     server_momentum: float = 0.0,
     weight_decay: float = 0.0,
     noise_multiplier: float | None = None,
     noise_at: Literal["server", "client"] = "server",
     report: Report | None = None,
+    output: Output = LastIterate(),
 ) -> Recipe:
     """x ← x − β_k·(Σ clip((x − y_i)/η_k, C) + noise)/(q·n).
 
@@ -133,13 +132,14 @@ def dp_fedavg(
         bound=Clip(clip),
         noise=Gaussian(noise_multiplier, noise_at),
         server=_heavy(beta, server_momentum),
+        output=output,
     )
 
 
 def norm_fedavg(
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
-    server_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
+    server_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -165,16 +165,17 @@ def dp_norm_fedavg(
     scale: float = 1.0,
     rate: float = 0.1,
     clients: int | None = None,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
-    server_rate: Rate | None = None,
+    server_rate: float | Schedule | None = None,
     decay: float = 1.0,
     server_momentum: float = 0.0,
     weight_decay: float = 0.0,
     noise_multiplier: float | None = None,
     noise_at: Literal["server", "client"] = "server",
+    output: Output = LastIterate(),
 ) -> Recipe:
     """x ← x − β_k·(Σ C·u_i/‖u_i‖ + noise)/(q·n), u_i = (x − y_i)/η_k.
 
@@ -189,6 +190,7 @@ def dp_norm_fedavg(
         bound=Normalize(scale),
         noise=Gaussian(noise_multiplier, noise_at),
         server=_heavy(beta, server_momentum),
+        output=output,
     )
 
 
@@ -197,8 +199,8 @@ def dp_norm_fedavg_qtdl(
     levels: int = 64,
     alpha: float | None = None,
     support: int | None = None,
-    learning_rate: Rate = 0.1,
-    server_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
+    server_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -224,8 +226,8 @@ def dp_norm_fedavg_binomial(
     clients: int,
     trials: int,
     levels: int = 64,
-    learning_rate: Rate = 0.1,
-    server_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
+    server_rate: float | Schedule = 0.1,
     steps: int | None = None,
     epochs: int | None = None,
     batch: int | None = None,
@@ -249,8 +251,8 @@ def dp_norm_fedavg_binomial(
 def alpha_normec(
     beta: float = 0.1,
     alpha: float = 0.01,
-    learning_rate: Rate = 0.1,
-    server_rate: Rate | None = None,
+    learning_rate: float | Schedule = 0.1,
+    server_rate: float | Schedule | None = None,
     normalize_server: bool = True,
     private: bool = False,
     noise_multiplier: float | None = None,
@@ -276,10 +278,10 @@ def fed_alpha_normec(
     rate: float = 1.0,
     beta: float = 0.01,
     alpha: float = 0.01,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     steps: int = 1,
     local: Literal["gd", "ig"] = "gd",
-    server_rate: Rate | None = None,
+    server_rate: float | Schedule | None = None,
     normalize_server: bool = False,
     update: Literal["participants", "everyone"] = "participants",
     private: bool = True,
@@ -308,35 +310,49 @@ def fed_alpha_normec(
 def dp_sgd(
     clip: float = 1.0,
     rate: float = 0.01,
-    learning_rate: Rate = 0.1,
+    learning_rate: float | Schedule = 0.1,
     decay: float = 1.0,
     server_momentum: float = 0.0,
     noise_multiplier: float | None = None,
+    output: Output = LastIterate(),
 ) -> Recipe:
     """x ← x + (Σ clip(−η·∇f_i(x), c) + N(0, (zc)²I))/(n·q) over single examples.
 
     DP-LSGD, Alg. 1, lines 3–10 with K = 1; Abadi et al. 2016, Alg. 1.
     """
     return _per_example(
-        "dp_sgd", clip, rate, learning_rate, 1, decay, server_momentum, noise_multiplier
+        "dp_sgd",
+        clip,
+        rate,
+        SGD(schedule(learning_rate, decay), steps=1),
+        server_momentum,
+        noise_multiplier,
+        output,
     )
 
 
 def dp_lsgd(
     clip: float = 1.0,
     rate: float = 0.01,
-    learning_rate: Rate = 0.025,
+    learning_rate: float | Schedule = 0.025,
     steps: int = 10,
     decay: float = 1.0,
     server_momentum: float = 0.0,
     noise_multiplier: float | None = None,
+    output: Output = LastIterate(),
 ) -> Recipe:
     """x ← x + (Σ clip(y_i − x, c) + N(0, (zc)²I))/(n·q), y_i: K steps on one example alone.
 
     DP-LSGD, Alg. 1, lines 3–10.
     """
     return _per_example(
-        "dp_lsgd", clip, rate, learning_rate, steps, decay, server_momentum, noise_multiplier
+        "dp_lsgd",
+        clip,
+        rate,
+        SGD(schedule(learning_rate, decay), steps=steps),
+        server_momentum,
+        noise_multiplier,
+        output,
     )
 
 
@@ -361,7 +377,7 @@ ALGORITHMS: dict[str, Callable[..., Recipe]] = {
 
 
 def _sgd(
-    learning_rate: Rate,
+    learning_rate: float | Schedule,
     steps: int | None,
     epochs: int | None,
     batch: int | None,
@@ -391,13 +407,13 @@ def _noise(private: bool, multiplier: float | None) -> Noise:
     return Gaussian(multiplier) if private or multiplier is not None else Silent()
 
 
-def _normec_server(gamma: Schedule, rate: Rate | None, normalize: bool) -> Server:
+def _normec_server(gamma: Schedule, rate: float | Schedule | None, normalize: bool) -> Server:
     eta = gamma if rate is None else schedule(rate)
     return NormalizedStep(eta) if normalize else Step(eta)
 
 
 def _quantized(
-    name: str, noise: Noise, clients: int, levels: int, local: SGD, server_rate: Rate
+    name: str, noise: Noise, clients: int, levels: int, local: SGD, server_rate: float | Schedule
 ) -> Recipe:
     return Recipe(
         name,
@@ -415,19 +431,19 @@ def _per_example(
     name: str,
     clip: float,
     rate: float,
-    learning_rate: Rate,
-    steps: int,
-    decay: float,
+    local: SGD,
     server_momentum: float,
     noise_multiplier: float | None,
+    output: Output,
 ) -> Recipe:
     return Recipe(
         name,
-        SGD(schedule(learning_rate, decay), steps=steps),
+        local,
         Poisson(rate),
         Difference(),
         bound=Clip(clip),
         noise=Gaussian(noise_multiplier),
         server=_heavy(schedule(1.0), server_momentum),
+        output=output,
         unit="example",
     )

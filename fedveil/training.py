@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,11 +18,12 @@ from fedveil.engines.choose import choose
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError
+from fedveil.interrupt import stop_after_interrupt
 from fedveil.loop import Info, State, begin, play_round
 from fedveil.models.catalog import build
-from fedveil.models.check import dropout_layers, refuse_batch_norm
+from fedveil.models.check import refuse_unfit
 from fedveil.privacy.accounting import check_delta
-from fedveil.privacy.calibrate import Budget, settle
+from fedveil.privacy.calibrate import Budget, sensible_delta, settled
 from fedveil.privacy.statement import Guarantee, guarantee
 from fedveil.recipe import Recipe
 from fedveil.runs.codec import to_plain
@@ -159,13 +156,13 @@ def prepare(
         module = build(model, data, torch_generator(seed, "model"))
     else:
         module = copy.deepcopy(model)  # the caller's stays at its start, so a second run is equal
-    _check_module(module)
+    refuse_unfit(module)
     task = Task(module, data.loss)
     _check_fit(task, data)
     delta = sensible_delta(data.clients) if delta is None else delta
     check_delta(delta)
     budget = None if epsilon is None else Budget(epsilon, delta)
-    recipe = _settled(recipe, budget, rounds, task.dim, data.clients)
+    recipe = settled(recipe, budget, rounds, task.dim, data.clients)
     x = task.flatten() if start is None else start.clone()
     key = run_key(seed, recipe, rounds, task.dim, data.fingerprint())
     return Training(
@@ -266,68 +263,6 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
     )
 
 
-def sensible_delta(population: int) -> float:
-    """1e-5, or a tenth of 1/population where that is smaller.
-
-    >>> sensible_delta(3000), sensible_delta(60_000)
-    (1e-05, 1.6666666666666667e-06)
-    """
-    return min(1e-5, 0.1 / population)
-
-
-@contextlib.contextmanager
-def stop_after_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed; a second one interrupts at once."""
-    pressed = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed.is_set
-        return
-    earlier = signal.getsignal(signal.SIGINT)
-
-    def note(number: int, frame: object) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, earlier)
-        print("Stopping after this round; Ctrl-C again stops at once.", file=sys.stderr)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, earlier)
-
-
-def _settled(
-    recipe: Recipe, budget: Budget | None, rounds: int, dim: int, population: int
-) -> Recipe:
-    if budget is None:
-        if not recipe.noise.settled:
-            raise UserError(
-                f"{recipe.name} is private but has no noise yet; give epsilon (and delta), "
-                "or a noise multiplier."
-            )
-        return recipe
-    if not recipe.private:
-        raise UserError(
-            f"{recipe.name} adds no noise, so it cannot keep epsilon = {budget.epsilon}; "
-            "use a private algorithm such as dp_fedavg, or leave epsilon out."
-        )
-    if recipe.noise.settled:
-        return _within(recipe, budget, rounds, dim, population)
-    return settle(recipe, budget, rounds, dim, population)
-
-
-def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
-    """Noise that is settled already is kept if it keeps the budget."""
-    spent = guarantee(recipe, dim, population, rounds, budget.delta)
-    if spent.epsilon > budget.epsilon:
-        raise UserError(
-            f"{recipe.name} with the noise it was given spends epsilon = {spent.epsilon:.3g} in "
-            f"{rounds} rounds, over the budget of {budget.epsilon:.3g}; leave the amount of noise "
-            "out to have it calibrated, or play fewer rounds."
-        )
-    return recipe
-
-
 def _check_arguments(
     recipe: Recipe, data: Federated, rounds: int, evaluate_every: int | None
 ) -> None:
@@ -347,20 +282,6 @@ def _check_arguments(
         raise UserError(f"rounds is {rounds}; at least one round is needed to train.")
     if evaluate_every is not None and evaluate_every < 1:
         raise UserError(f"evaluate_every is {evaluate_every}; it must be at least 1 round.")
-
-
-def _check_module(module: nn.Module) -> None:
-    refuse_batch_norm(module)
-    if any(nn.parameter.is_lazy(leaf) for leaf in module.parameters()):
-        raise UserError(
-            f"{type(module).__name__} has a lazy layer, which does not know its size yet; "
-            "call the module once, or give the layer its size."
-        )
-    if dropped := dropout_layers(module):
-        raise UserError(
-            f"Layer '{dropped[0]}' is a dropout layer, whose randomness would not be "
-            "reproducible over clients; leave it out (the noise of privacy regularizes already)."
-        )
 
 
 def _check_fit(task: Task, data: Federated) -> None:

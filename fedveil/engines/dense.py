@@ -60,6 +60,7 @@ def _walk(
     on the others in it, and 0·∞ would let them turn its update into NaN.
     """
     plan, rates = group.plan, group.plan.rates[:, step]
+    all_walk = bool((rates > 0).all())
     for name, leaf in stacked.items():
         slope = gradients[name]
         if plan.weight_decay:
@@ -70,7 +71,10 @@ def _walk(
             slope = velocity[name].mul_(plan.momentum).add_(slope) if name in velocity else slope
             velocity[name] = slope
         rate = rates.view(-1, *[1] * (leaf.dim() - 1))
-        stacked[name] = torch.where(rate > 0, leaf - rate * slope, leaf)
+        if all_walk:
+            leaf.addcmul_(rate, slope, value=-1)
+        else:
+            leaf.copy_(torch.where(rate > 0, leaf - rate * slope, leaf))
 
 
 def _differences(stacked: Parameters, start: Parameters, clients: int) -> Tensor:

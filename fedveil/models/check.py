@@ -57,3 +57,18 @@ def _message(name: str, module: nn.Module, fault: str) -> str:
         f"{where} is a {type(module).__name__}, which {fault}, so no bound on one client's or "
         f"example's influence would hold; replace it by torch.nn.GroupNorm({numbers})."
     )
+
+
+def refuse_unfit(module: nn.Module) -> None:
+    """Refuse layers whose answer depends on other examples, on chance, or on a first call."""
+    refuse_batch_norm(module)
+    if any(nn.parameter.is_lazy(leaf) for leaf in module.parameters()):
+        raise UserError(
+            f"{type(module).__name__} has a lazy layer, which does not know its size yet; "
+            "call the module once, or give the layer its size."
+        )
+    if dropped := dropout_layers(module):
+        raise UserError(
+            f"Layer '{dropped[0]}' is a dropout layer, whose randomness would not be "
+            "reproducible over clients; leave it out (the noise of privacy regularizes already)."
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from fedveil.errors import UserError
 from fedveil.privacy import accounting
+from fedveil.privacy.statement import guarantee
 from fedveil.recipe import Recipe, View
 
 TOLERANCE = 0.005
@@ -23,6 +24,39 @@ class Budget:
     def __post_init__(self) -> None:
         accounting.check_epsilon(self.epsilon)
         accounting.check_delta(self.delta)
+
+
+def settled(
+    recipe: Recipe, budget: Budget | None, rounds: int, dim: int, population: int
+) -> Recipe:
+    """The recipe with its noise settled: calibrated to the budget, or as it is and within it."""
+    if budget is None:
+        if not recipe.noise.settled:
+            raise UserError(
+                f"{recipe.name} is private but has no noise yet; give epsilon (and delta), "
+                "or a noise multiplier."
+            )
+        return recipe
+    if not recipe.private:
+        raise UserError(
+            f"{recipe.name} adds no noise, so it cannot keep epsilon = {budget.epsilon}; "
+            "use a private algorithm such as dp_fedavg, or leave epsilon out."
+        )
+    if recipe.noise.settled:
+        return within(recipe, budget, rounds, dim, population)
+    return settle(recipe, budget, rounds, dim, population)
+
+
+def within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
+    """Noise that is settled already is kept if it keeps the budget."""
+    spent = guarantee(recipe, dim, population, rounds, budget.delta)
+    if spent.epsilon > budget.epsilon:
+        raise UserError(
+            f"{recipe.name} with the noise it was given spends epsilon = {spent.epsilon:.3g} in "
+            f"{rounds} rounds, over the budget of {budget.epsilon:.3g}; leave the amount of noise "
+            "out to have it calibrated, or play fewer rounds."
+        )
+    return recipe
 
 
 def settle(
@@ -69,3 +103,12 @@ def least_level(excess: Callable[[float], float]) -> float:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
     return high
+
+
+def sensible_delta(population: int) -> float:
+    """1e-5, or a tenth of 1/population where that is smaller.
+
+    >>> sensible_delta(3000), sensible_delta(60_000)
+    (1e-05, 1.6666666666666667e-06)
+    """
+    return min(1e-5, 0.1 / population)
