@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from fedveil.training import Training
 
 app = typer.Typer(
-    help="Train models over many people's data with a privacy guarantee that is true.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -44,15 +43,31 @@ def main() -> None:
         sys.exit(2)
 
 
+@app.callback(invoke_without_command=True)
+def top(
+    version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
+) -> None:
+    """Train models over many people's data with a privacy guarantee that is true."""
+    if version:
+        from fedveil import __version__
+
+        print(f"fedveil {__version__}")
+        raise typer.Exit
+
+
 @app.command()
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; flags win over it.")] = None,
-    algorithm: Annotated[str | None, typer.Option(help="See `fedveil algorithms`.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="See `fedveil algorithms`; dp_norm_fedavg if none.")
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="A parameter of the algorithm: --set clip=1.0 (repeatable)."),
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="See `fedveil datasets`.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="See `fedveil datasets`; fashion-mnist if none.")
+    ] = None,
     path: Annotated[
         Path | None, typer.Option(help="Your own CSV or Parquet table, image folder or zip, text.")
     ] = None,
@@ -61,19 +76,25 @@ def train(
     partition: Annotated[
         str | None, typer.Option(help="key, iid, shards, majority or dirichlet.")
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients to split over.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="How many clients there are; 100 if not said.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model's name, or package.module:Class of your own.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds to play.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="How many rounds to play; 100 if not said.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The ε the whole run may spend.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The δ that goes with it.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The δ that goes with it; at most 1e-5.")
+    ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense or loop.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where to save; a new directory.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new directory; runs/… if none.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run's directory.")] = None,
 ) -> None:
     """Train a model, private or not, and save the run."""
@@ -146,8 +167,9 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
 
 def _train_anew(settings: Settings, out: Path | None) -> None:
     from fedveil.runs.directory import RunDirectory, refuse_taken
-    from fedveil.settings import prepare, resolved
+    from fedveil.settings import prepare, refuse_unnamed_data, resolved
 
+    refuse_unnamed_data(settings, "The settings file", "name them with --dataset or --path")
     if out is not None:
         refuse_taken(out)  # before the long work
     with _getting_ready():
@@ -184,6 +206,8 @@ def _play(training: Training, directory: RunDirectory, settings: Settings) -> No
     from fedveil.progress import show_start, show_summary, watcher
 
     show_start(training)
+    if training.finished:
+        print("All rounds of this run are played already.")
     with watcher() as watch:
         result = work.finish(training, directory, watch)
     show_summary(result, _advice(training, directory.path, settings))
@@ -192,11 +216,13 @@ def _play(training: Training, directory: RunDirectory, settings: Settings) -> No
 
 
 def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
+    from fedveil.settings import resolve_recipe
+
     if not training.finished:
         return [f"fedveil train --resume {shlex.quote(str(path))}   goes on where it stopped"]
     again = f"fedveil train {shlex.quote(str(path / 'recipe.toml'))}"
     lines = [f"{again} --seed {settings.seed + 1}   the same with another seed"]
-    if training.budget is not None and settings.recipe is None:
+    if training.budget is not None and not resolve_recipe(settings).noise.settled:
         other = training.budget.epsilon / 2
         lines.append(f"{again} --epsilon {other:g}   half the privacy budget")
     return [*lines, "fedveil algorithms   what else could be trained"]

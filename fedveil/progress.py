@@ -177,11 +177,13 @@ def show_summary(result: Result, advice: list[str]) -> None:
         score = f"test accuracy {result.accuracy:.2%}, {score}"
     entry("Result", score + ended)
     entry("Privacy", result.guarantee.sentence())
+    if result.messages.private:
+        entry("", result.messages.sentence())
     rejected = sum(record.rejected for record in result.records)
     if rejected:
         entry("Rejected", f"{rejected} updates that were not finite numbers.")
     if result.path is not None:
-        files = "recipe.toml, metrics.parquet, model.safetensors, summary.json"
-        entry("Saved", f"{result.path} ({files})")
+        files = sorted(file.name for file in result.path.iterdir())
+        entry("Saved", f"{result.path} ({', '.join(files)})")
     for index, line in enumerate(advice):
         entry("" if index else "Next", line)

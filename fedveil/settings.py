@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -32,6 +33,7 @@ class DataSettings(BaseModel):
     path: Path | None = None  # a table (CSV, Parquet), an image folder or zip, a text
     client: str | None = None  # a table's columns
     label: str | None = None
+    ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)  # public, of columns
     partition: str | None = None
     clients: int | None = None
     per_client: int = 5  # shards of a client
@@ -86,12 +88,17 @@ def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
 def read_run(file: Path) -> Settings:
     """The settings of a run that goes on; they must name its data."""
     settings = read_settings(file, {})
-    if settings.data.dataset is None and settings.data.path is None:
-        raise UserError(
-            f"{file} does not say which data the run had, as one started from Python may not; "
-            "go on with it from Python."
-        )
+    refuse_unnamed_data(settings, f"{file}", "go on with it from Python")
     return settings
+
+
+def refuse_unnamed_data(settings: Settings, what: str, advice: str) -> None:
+    """A recipe that a run from Python wrote down does not name its data, and none is guessed."""
+    if settings.recipe is not None and settings.data.dataset is None and settings.data.path is None:
+        raise UserError(
+            f"{what} does not say which data the run had, as one started from Python may not; "
+            f"{advice}."
+        )
 
 
 def resolve_recipe(settings: Settings) -> Recipe:
@@ -100,7 +107,10 @@ def resolve_recipe(settings: Settings) -> Recipe:
     from fedveil.runs.codec import check_value, part_from_plain, recipe_from_plain
 
     if settings.recipe is not None:
-        return recipe_from_plain(settings.recipe)
+        recipe = recipe_from_plain(settings.recipe)
+        if "algorithm" in settings.model_fields_set:
+            _refuse_edited(settings, recipe)
+        return recipe
     if settings.algorithm not in ALGORITHMS:
         raise unknown("algorithm", settings.algorithm, ALGORITHMS)
     method = ALGORITHMS[settings.algorithm]
@@ -112,6 +122,9 @@ def resolve_recipe(settings: Settings) -> Recipe:
         name: part_from_plain(value, f"parameters.{name}") if isinstance(value, dict) else value
         for name, value in settings.parameters.items()
     }
+    for name, parameter in known.items():
+        if parameter.default is parameter.empty and name not in values:
+            raise UserError(f"{settings.algorithm} needs {name}; give it with --set {name}=….")
     hints = get_type_hints(method)
     for name, value in values.items():
         check_value(value, hints[name], f"{settings.algorithm}: {name}")
@@ -122,6 +135,16 @@ def resolve_recipe(settings: Settings) -> Recipe:
             f"{settings.algorithm} does not take these parameters: {problem}; "
             f"see `fedveil algorithms {settings.algorithm}`."
         ) from problem
+
+
+def _refuse_edited(settings: Settings, recipe: Recipe) -> None:
+    """A file may hold the recipe twice; then both must say the same, but for settled noise."""
+    named = resolve_recipe(settings.model_copy(update={"recipe": None}))
+    if replace(named, noise=recipe.noise) != recipe:
+        raise UserError(
+            "The [recipe] of these settings is not what their algorithm and parameters make; "
+            "delete the [recipe] tables to have them made anew, or the algorithm to keep them."
+        )
 
 
 def load_data(settings: DataSettings) -> Federated:
@@ -160,7 +183,7 @@ def resolved(settings: Settings, training: Training) -> dict[str, Any]:
     if settings.data.path is not None:
         plain["data"]["path"] = str(settings.data.path.resolve())
     else:
-        plain["data"]["dataset"] = settings.data.dataset or DATASET
+        plain["data"]["dataset"] = _name(training.data.name, settings.data.dataset or DATASET)
     return {
         **plain,
         "fedveil": __version__,
@@ -170,6 +193,13 @@ def resolved(settings: Settings, training: Training) -> dict[str, Any]:
         "evaluate_every": training.evaluate_every,
         "recipe": to_plain(training.recipe),
     }
+
+
+def _name(loaded: str, asked: str) -> str:
+    """The data set that was loaded: digits may have stood in for one that could not be had."""
+    from fedveil.data.catalog import CATALOG
+
+    return loaded if loaded in CATALOG else asked
 
 
 def _load(settings: DataSettings) -> Dataset:
@@ -191,7 +221,13 @@ def _load(settings: DataSettings) -> Dataset:
             f"The table {settings.path} needs to know its columns: "
             "give --client (whose row it is) and --label (what to predict)."
         )
-    return load_table(settings.path, settings.client, settings.label, seed=settings.seed)
+    return load_table(
+        settings.path,
+        settings.client,
+        settings.label,
+        seed=settings.seed,
+        ranges=settings.ranges or None,
+    )
 
 
 def _refuse_columns(settings: DataSettings, source: object) -> None:
@@ -205,8 +241,19 @@ def _refuse_columns(settings: DataSettings, source: object) -> None:
 def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:
     from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
 
-    keyed = dataset.keys is not None and settings.clients is None
+    keyed = dataset.keys is not None
+    if keyed and settings.clients is not None and settings.partition is None:
+        raise UserError(
+            f"'{dataset.name}' says itself which client an example belongs to; leave clients out, "
+            "or name a partition to deal its examples out anew."
+        )
     name = settings.partition or ("key" if keyed else "iid")
+    if settings.client is not None and name != "key":
+        raise UserError(
+            f"Rows of {settings.path} belong to the clients of column '{settings.client}'; "
+            f"partition '{name}' would tear them apart, and the guarantee would not cover a "
+            "client's rows together; leave partition out."
+        )
     clients = 100 if settings.clients is None else settings.clients
     if name == "key" and dataset.keys is None:
         raise UserError(

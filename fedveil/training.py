@@ -25,7 +25,7 @@ from fedveil.models.check import refuse_unfit
 from fedveil.privacy.accounting import check_delta
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
 from fedveil.privacy.statement import Guarantee, guarantee
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, View
 from fedveil.runs.codec import to_plain
 from fedveil.runs.directory import RunDirectory, reading
 from fedveil.streams import run_key, torch_generator
@@ -80,10 +80,10 @@ class Training:
         """Whether all rounds are played."""
         return self.state.round >= self.rounds
 
-    def guarantee(self) -> Guarantee:
-        """What has been spent so far."""
+    def guarantee(self, view: View = "models") -> Guarantee:
+        """What has been spent so far, towards one with this view."""
         return guarantee(
-            self.recipe, self.task.dim, self.data.clients, self.state.round, self.delta
+            self.recipe, self.task.dim, self.data.clients, self.state.round, self.delta, view
         )
 
     def _record(self, info: Info, seconds: float) -> Record:
@@ -99,40 +99,52 @@ class Training:
         return Record(**{**asdict(record), "loss": loss, "accuracy": accuracy, "epsilon": epsilon})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """A trained model and what can be said of it."""
 
     recipe: Recipe
     model: nn.Module
+    data: str
     accuracy: float
     loss: float
-    guarantee: Guarantee
+    guarantee: Guarantee  # towards one who sees the released models
+    messages: Guarantee  # towards one who sees each message
     records: tuple[Record, ...]
     rounds: int
     seed: int
     engine: str
     path: Path | None = None
 
+    def __repr__(self) -> str:
+        return (
+            f"<Result of {self.recipe.name} on {self.data}: accuracy {self.accuracy:.4g}, loss "
+            f"{self.loss:.4g}, epsilon {self.guarantee.epsilon:.4g}>"
+        )
+
     def summary(self) -> dict[str, Any]:
         """The result as plain values."""
-        finite = {
-            key: value if not isinstance(value, float) or math.isfinite(value) else None
-            for key, value in asdict(self.guarantee).items()
-        }
         return {
             "algorithm": self.recipe.name,
+            "data": self.data,
             "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "loss": self.loss if math.isfinite(self.loss) else None,
             "rounds": len(self.records),
             "rounds_planned": self.rounds,
-            "guarantee": {**finite, "sentence": self.guarantee.sentence()},
+            "guarantee": _plain(self.guarantee),
+            "messages": _plain(self.messages),
             "rejected": sum(record.rejected for record in self.records),
             "seconds": sum(record.seconds for record in self.records),
             "seed": self.seed,
             "engine": self.engine,
             "noise": to_plain(self.recipe.noise),
         }
+
+
+def _plain(guarantee: Guarantee) -> dict[str, Any]:
+    """A guarantee for JSON, which has no infinity."""
+    epsilon = guarantee.epsilon if guarantee.private else None
+    return {**asdict(guarantee), "epsilon": epsilon, "sentence": guarantee.sentence()}
 
 
 def prepare(
@@ -221,6 +233,8 @@ def finish(
         if directory is not None:
             checkpoint(training, directory)
             directory.save_model(result.model.state_dict())
+            if training.data.encoder is not None:
+                directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
     return result
 
@@ -252,9 +266,11 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
     return Result(
         recipe=training.recipe,
         model=training.task.module,
+        data=training.data.name,
         accuracy=accuracy,
         loss=loss,
         guarantee=training.guarantee(),
+        messages=training.guarantee("messages"),
         records=tuple(training.records),
         rounds=training.rounds,
         seed=training.seed,

@@ -15,13 +15,17 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import tomli_w
 import torch
 from safetensors.torch import load_file
 
+from fedveil import algorithms
 from fedveil.algorithms import ALGORITHMS
 from fedveil.citations import described
 from fedveil.data.catalog import CATALOG
+from fedveil.data.table import TableEncoder, read_frame
 from fedveil.models.linear import SoftmaxRegression
+from fedveil.runs.codec import to_plain
 from fedveil.training import Record, Training
 from tests.conftest import Outcome, Run
 
@@ -161,7 +165,7 @@ def test_one_client_can_train(run: Run) -> None:
 
 def test_advice_is_a_command_that_works(run: Run) -> None:
     out = trained(run("train", *PLAIN, "--rounds", 1, "--out", "a b [bold] c")).out
-    assert "Saved    a b [bold] c (recipe.toml" in out
+    assert "Saved    a b [bold] c (checkpoint.safetensors" in out
     command = re.search(r"fedveil (train 'a b \[bold\] c/recipe.toml' --seed 1)", out)
     assert command
     trained(run("train", "a b [bold] c/recipe.toml", "--seed", 1, "--out", "d"))
@@ -406,7 +410,10 @@ BAD = {
         ("--set", 'learning_rate={kind="Clip",norm=1.0}'),
         "a part of kind Constant, Decay, Steps",
     ),
-    "a missing parameter": (("--algorithm", "dp_norm_fedavg_qtdl"), "'clients'"),
+    "a missing parameter": (
+        ("--algorithm", "dp_norm_fedavg_qtdl"),
+        "needs clients; give it with --set clients=",
+    ),
     "an unknown data set": (("--dataset", "digit"), "'digit'"),
     "an unknown model": (("--model", "sofmax"), "did you mean 'softmax'"),
     "an unknown partition": (("--partition", "random"), "There is no partition 'random'"),
@@ -581,3 +588,35 @@ def test_a_full_disk_is_one_sentence_and_older_files_stay(
     assert outcome.err.startswith("fedveil: Could not save to a: No space left on device;")
     assert outcome.err.count("\n") == 1
     assert not [file for file in contents(tmp_path / "a") if "partial" in file or full in file]
+
+
+# A stranger's first hour
+
+
+def test_a_recipe_without_data_is_not_trained_on_other_data(run: Run, refused: Refused) -> None:
+    recipe = to_plain(algorithms.fedavg())
+    Path("own.toml").write_text(tomli_w.dumps({"recipe": recipe}))
+    assert "name them with --dataset or --path" in refused("train", "own.toml")
+    trained(run("train", "own.toml", "--dataset", "digits", "--clients", 9, "--rounds", 1))
+
+
+def test_a_table_s_run_keeps_what_is_needed_to_use_its_model(run: Run, table: Path) -> None:
+    flags = ("--path", table, "--client", "who", "--label", "y", "--algorithm", "fedavg")
+    trained(run("train", *flags, "--rounds", 1, "--out", "a"))
+    encoder = TableEncoder.from_json(Path("a/encoder.json").read_text())
+    weight = load_file("a/model.safetensors")["linear.weight"]
+    assert encoder.encode(read_frame(table)).shape[1] == weight.shape[1]
+
+
+def test_clients_that_add_noise_have_a_guarantee_for_their_messages(run: Run) -> None:
+    flags = ("--dataset", "digits", "--clients", 50, "--rounds", 1, "--noise-multiplier", 20)
+    noisy = ("--algorithm", "dp_fedavg", "--set", "clients=10", "--set", "noise_at=client")
+    out = trained(run("train", *flags, *noisy, "--out", "a")).out
+    assert "sees every client's message and who sent it" in out
+    summary = json.loads(Path("a/summary.json").read_text())
+    assert summary["messages"]["epsilon"] > summary["guarantee"]["epsilon"]
+    assert summary["data"] == "digits"
+
+
+def test_the_version(run: Run) -> None:
+    assert run("--version").out.startswith("fedveil 0.")

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import tomli_w
 
+from fedveil import algorithms
 from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
 from fedveil.errors import UserError
 from fedveil.parts.bound import Clip
 from fedveil.parts.report import Difference
 from fedveil.parts.schedule import Decay
+from fedveil.runs.codec import to_plain
 from fedveil.settings import (
     DataSettings,
     Settings,
@@ -181,10 +183,32 @@ def test_every_partition_splits(partition: str) -> None:
     assert load_data(given).clients == 5
 
 
-def test_a_table_is_split_by_its_clients_unless_told_otherwise(table: Path) -> None:
+def test_a_table_is_split_by_its_clients_and_never_otherwise(table: Path) -> None:
+    """Another split would tear a client's rows apart under a guarantee for clients."""
     given = DataSettings(path=table, client="who", label="y")
     assert load_data(given).clients == 8
-    assert load_data(given.model_copy(update={"clients": 3})).clients == 3
+    with pytest.raises(UserError, match="leave clients out"):
+        load_data(given.model_copy(update={"clients": 3}))
+    with pytest.raises(UserError, match="would tear them apart"):
+        load_data(given.model_copy(update={"clients": 3, "partition": "iid"}))
+
+
+def test_public_ranges_of_a_table_come_from_the_file(table: Path, file: Write) -> None:
+    data = {"path": str(table), "client": "who", "label": "y", "ranges": {"x": [-10.0, 10.0]}}
+    settings = read_settings(file({"data": data}), {})
+    assert settings.data.ranges == {"x": (-10.0, 10.0)}
+    leaking = load_data(settings.data.model_copy(update={"ranges": {}}))
+    assert any("deviations of x" in note for note in leaking.notes)
+    assert not any("deviations of x" in note for note in load_data(settings.data).notes)
+
+
+def test_a_file_whose_recipe_and_algorithm_disagree_is_refused(file: Write) -> None:
+    recipe = to_plain(algorithms.dp_fedavg(clip=0.5, noise_multiplier=1.0))
+    plain = {"algorithm": "dp_fedavg", "parameters": {"clip": 0.5}, "recipe": recipe}
+    assert resolve_recipe(read_settings(file(plain), {})).bound == Clip(0.5)
+    for edited in ({"parameters": {"clip": 3.0}}, {"algorithm": "dp_norm_fedavg"}):
+        with pytest.raises(UserError, match="delete the \\[recipe\\] tables"):
+            resolve_recipe(read_settings(file({**plain, "parameters": {}, **edited}), {}))
 
 
 def test_the_names_of_partitions_are_the_rules_there_are() -> None:
@@ -233,9 +257,11 @@ def test_what_ran_is_written_down_and_read_again(file: Write, table: Path) -> No
     assert prepare(again).recipe == training.recipe
 
 
-def test_the_default_data_set_is_written_down(digits: Any) -> None:
+def test_the_data_set_that_was_loaded_is_written_down(digits: Any, blobs: Any) -> None:
+    """Digits stand in for a data set that could not be had, and must not go by its name."""
     settings = Settings(algorithm="fedavg", rounds=1)
-    assert resolved(settings, prepare(settings, digits))["data"]["dataset"] == "fashion-mnist"
+    assert resolved(settings, prepare(settings, digits))["data"]["dataset"] == "digits"
+    assert resolved(settings, prepare(settings, blobs))["data"]["dataset"] == "fashion-mnist"
 
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.toml"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +34,7 @@ class Examples:
         return len(self.labels)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A data set as its source gives it: train and test examples, not yet split over clients."""
 
@@ -46,10 +46,15 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     keys: np.ndarray | None = None  # for each training example: to which client it belongs
     notes: tuple[str, ...] = ()  # what the user should know, a line each
+    encoder: str | None = None  # how a table's rows became inputs, as JSON
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):
             _check_labels(self.name, part.labels, self.classes, self.loss)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.train)} training and {len(self.test)} test examples"
+        return f"<Dataset {self.name}: {counts}, {self.classes} classes>"
 
     def split(self, partitioner: Partitioner, seed: int = 0) -> Federated:
         """Give every client its examples; the same seed gives the same split."""
@@ -65,10 +70,11 @@ class Dataset:
             classes=self.classes,
             loss=self.loss,
             notes=self.notes,
+            encoder=self.encoder,
         )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Federated:
     """Training examples lying client after client; client i owns [offsets[i], offsets[i+1])."""
 
@@ -80,7 +86,8 @@ class Federated:
     classes: int
     loss: str = "cross_entropy"
     unit: str = "client"
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    encoder: str | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -92,6 +99,10 @@ class Federated:
                 "drop empty clients or use fewer clients."
             )
         _check_labels(self.name, self.labels, self.classes, self.loss)
+
+    def __repr__(self) -> str:
+        counts = f"{self.clients} {self.unit}s, {len(self.labels)} examples"
+        return f"<Federated {self.name}: {counts}, {self.classes} classes>"
 
     @property
     def clients(self) -> int:

@@ -165,6 +165,7 @@ def read_table(
         class_names=class_names,
         keys=keys[~testing],
         notes=(*notes, *more, *_remarks(labels, class_names, testing)),
+        encoder=encoder.to_json(),
     )
     return Table(dataset, encoder)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import UserError
 
-_HIDDEN = 800  # makes the 3.3 million parameters of Zhang et al. 2022, Tables 2 and 3
+_HIDDEN = 800  # makes the 3.3 million parameters of Zhang et al. 2022, Table 2
 
 
 class AlexNet(nn.Module):

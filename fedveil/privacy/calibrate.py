@@ -34,7 +34,7 @@ def settled(
         if not recipe.noise.settled:
             raise UserError(
                 f"{recipe.name} is private but has no noise yet; give epsilon (and delta), "
-                "or a noise multiplier."
+                "or the amount of noise."
             )
         return recipe
     if not recipe.private:
@@ -50,6 +50,11 @@ def settled(
 def within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
     """Noise that is settled already is kept if it keeps the budget."""
     spent = guarantee(recipe, dim, population, rounds, budget.delta)
+    if not spent.private:
+        raise UserError(
+            f"{recipe.name} cannot keep epsilon = {budget.epsilon:.3g}, since {spent.reason}; "
+            "leave epsilon out, or use another algorithm."
+        )
     if spent.epsilon > budget.epsilon:
         raise UserError(
             f"{recipe.name} with the noise it was given spends epsilon = {spent.epsilon:.3g} in "

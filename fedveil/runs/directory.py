@@ -90,6 +90,10 @@ class RunDirectory:
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         self._save("summary.json", text.encode())
 
+    def save_encoder(self, encoder: str) -> None:
+        """encoder.json: how a table's rows become the model's inputs."""
+        self._save("encoder.json", encoder.encode())
+
     def save_checkpoint(self, state: State) -> None:
         """checkpoint.safetensors, after the client memory it refers to."""
         if state.memory is not None:
