@@ -395,7 +395,7 @@ def test_a_run_goes_on_as_if_it_had_not_stopped(
     assert [r.signal for r in result.records] == [r.signal for r in whole.records]
 
 
-# Found by a hostile reading
+# What must not carry data past the noise
 
 
 def test_other_recipes_data_and_rounds_never_share_noise(
