@@ -87,7 +87,7 @@ def train(
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The ε the whole run may spend.")] = None,
     delta: Annotated[
-        float | None, typer.Option(help="The δ that goes with it; at most 1e-5.")
+        float | None, typer.Option(help="The δ that goes with it; 1e-5 or less if not said.")
     ] = None,
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")

@@ -87,16 +87,24 @@ def test_smooth_normalization_has_sensitivity_one() -> None:
 
 
 def test_every_algorithm_s_cohort_and_accounting_share_one_adjacency() -> None:
+    sampled = set()
     for method in algorithms.ALGORITHMS.values():
         required = {"clients": 5} if "clients" in method.__annotations__ else {}
         if "trials" in method.__annotations__:
             required["trials"] = 10
         recipe = method(**required)
-        event = recipe.event(10, 100) if recipe.noise.settled else None
+        if not recipe.noise.settled:
+            recipe = recipe.with_noise(2.0, dim=10, delta=1e-5)
+        event = recipe.event(10, 100)
         if isinstance(event, events.PoissonSampled):
             assert recipe.adjacency() == "add-remove"
         if isinstance(event, events.SampledWithoutReplacement):
             assert recipe.adjacency() == "replace-one"
+        sampled.add((type(event).__name__, recipe.name))
+    kinds = {"PoissonSampled": {"dp_sgd", "dp_lsgd"}}
+    kinds["SampledWithoutReplacement"] = {"dp_fedavg", "dp_norm_fedavg", "dp_norm_fedavg_qtdl"}
+    for kind, names in kinds.items():
+        assert {name for found, name in sampled if found == kind} == names
 
 
 def test_a_guarantee_names_unit_adjacency_view_and_rounds() -> None:

@@ -224,15 +224,6 @@ class ByKey:
         return _from_owner(number[owner], int(kept.sum()))
 
 
-PARTITIONERS: dict[str, type[Iid | Shards | MajorityClasses | Dirichlet | ByKey]] = {
-    "shards": Shards,
-    "iid": Iid,
-    "majority": MajorityClasses,
-    "dirichlet": Dirichlet,
-    "key": ByKey,
-}
-
-
 def _from_owner(owner: np.ndarray, clients: int) -> Assignment:
     """The assignment in which example j belongs to owner[j]; −1 leaves it out."""
     given = np.flatnonzero(owner >= 0)

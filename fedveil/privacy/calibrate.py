@@ -43,11 +43,11 @@ def settled(
             "use a private algorithm such as dp_fedavg, or leave epsilon out."
         )
     if recipe.noise.settled:
-        return within(recipe, budget, rounds, dim, population)
+        return _within(recipe, budget, rounds, dim, population)
     return settle(recipe, budget, rounds, dim, population)
 
 
-def within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
+def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
     """Noise that is settled already is kept if it keeps the budget."""
     spent = guarantee(recipe, dim, population, rounds, budget.delta)
     if not spent.private:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fedveil.data.catalog import load
 from fedveil.data.describe import describe
 from fedveil.data.partition import (
-    PARTITIONERS,
     Assignment,
     ByKey,
     Dirichlet,
@@ -186,16 +185,6 @@ def test_splits_by_label_refuse_what_is_not_a_class(
 def test_what_cannot_be_split_is_refused(make, says: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UserError, match=says):
         make()
-
-
-def test_the_partitioners_are_listed() -> None:
-    assert {name: kind.__name__ for name, kind in PARTITIONERS.items()} == {
-        "shards": "Shards",
-        "iid": "Iid",
-        "majority": "MajorityClasses",
-        "dirichlet": "Dirichlet",
-        "key": "ByKey",
-    }
 
 
 @needs_fashion
