@@ -16,6 +16,7 @@ import typer
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
+    from fedveil.privacy.statement import Statement
     from fedveil.runs.directory import RunDirectory
     from fedveil.settings import Settings
     from fedveil.training import Training
@@ -92,6 +93,15 @@ def train(
     noise_multiplier: Annotated[
         float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
     ] = None,
+    view: Annotated[
+        str | None, typer.Option(help="Whom ε is kept against: models, sum or messages.")
+    ] = None,
+    per_round: Annotated[
+        bool | None, typer.Option("--per-round", help="ε and δ are those of a single round.")
+    ] = None,
+    noise: Annotated[
+        str | None, typer.Option(help="seeded (repeatable), or secure (secret and exact).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, dense or loop.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new directory; runs/… if none.")] = None,
@@ -119,6 +129,9 @@ def train(
         rounds=rounds,
         epsilon=epsilon,
         delta=delta,
+        view=view,
+        per_round=per_round,
+        noise=noise,
         seed=seed,
         engine=engine,
     )
@@ -128,6 +141,62 @@ def train(
         raise UserError("--resume goes on with a run as it was; it takes no other settings.")
     else:
         _train_on(resume)
+
+
+@app.command()
+def privacy(
+    target: Annotated[
+        Path | None, typer.Argument(help="A run's directory, or a TOML file; none for a question.")
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="What may be spent.")] = None,
+    delta: Annotated[float | None, typer.Option(help="1e-5 or less if not said.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Noise on the sum over the bound of one message.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Poisson: the chance to take part in a round.")
+    ] = None,
+    cohort: Annotated[
+        int | None, typer.Option(help="Fixed size: how many take part in a round.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
+    cap: Annotated[int | None, typer.Option(help="How often one takes part at most.")] = None,
+    view: Annotated[str, typer.Option(help="models, sum or messages.")] = "models",
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say what a run, a recipe or a Gaussian mechanism guarantees, view by view.
+
+    Without a target, give all but one of epsilon, noise multiplier, rounds and rate: that one is
+    found. For example: fedveil privacy --epsilon 5 --delta 1e-5 --rate 0.2 --rounds 200
+    """
+    import json
+
+    from fedveil.progress import entry
+
+    asked = _given(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        rounds=rounds,
+        rate=rate,
+        cohort=cohort,
+        clients=clients,
+        cap=cap,
+    )
+    if target is not None and asked:
+        raise UserError(
+            "A run or a recipe says all by itself; leave the options out, or the target."
+        )
+    found, statement = _stated(target) if target is not None else _answered(asked, view)
+    if as_json:
+        plain = statement.plain() | ({"found": found} if found else {})
+        print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    if found:
+        entry("Found", found, width=13)
+    for label, text in statement.entries():
+        entry(label, text, width=13)
 
 
 @app.command()
@@ -163,6 +232,40 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
         entry("", text.citation, width=4)
         for line in text.parameters if name else [", ".join(text.names)]:
             entry("", line, width=4)
+
+
+def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
+    """A question without any run."""
+    from fedveil.errors import unknown
+    from fedveil.privacy.ask import Question, answer
+    from fedveil.privacy.statement import VIEWS
+
+    if view not in VIEWS:
+        raise unknown("view", view, VIEWS)
+    found = answer(Question(**asked, view=view))
+    return found.found, found.statement
+
+
+def _stated(target: Path) -> tuple[str, Statement]:
+    """A run's statement, computed anew from its recipe; or that of a recipe still to be run."""
+    from fedveil.privacy.statement import statement
+    from fedveil.runs.directory import RunDirectory, reading
+    from fedveil.settings import prepare, read_settings, refuse_unnamed_data, resolve_recipe
+
+    if target.is_dir():
+        run = RunDirectory.open(target)
+        known = run.load_summary()
+        with reading(target / "summary.json"):
+            facts = known["privacy"]
+            size = (facts["dimension"], facts["population"], facts["rounds"], facts["delta"])
+            secure = facts["randomness"] == "secure"
+        recipe = resolve_recipe(read_settings(target / "recipe.toml", {}))
+        return "", statement(recipe, *size, secure)
+    settings = read_settings(target, {})
+    refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
+    with _getting_ready():
+        training = prepare(settings)
+    return "", training.statement(settings.rounds)
 
 
 def _train_anew(settings: Settings, out: Path | None) -> None:

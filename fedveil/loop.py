@@ -5,7 +5,7 @@ cohort → local → report → memory → bound → quantize → noise → serv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,11 +13,13 @@ from torch import Tensor
 
 from fedveil.data.federated import Federated
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
-from fedveil.parts.bound import Bound
+from fedveil.parts.bound import AdaptiveClip, Bound
 from fedveil.parts.memory import ClientMemory
 from fedveil.parts.server import Tensors
+from fedveil.privacy.norms import Norms
 from fedveil.recipe import Recipe
-from fedveil.streams import stream
+from fedveil.streams import Key, stream
+from fedveil.wire import Wire
 
 
 @dataclass
@@ -30,6 +32,8 @@ class State:
     output: Tensors
     direction: Tensor | None = None  # v̂, the server's side of the memory
     memory: ClientMemory | None = None  # v_i, the clients' side
+    threshold: Tensor | None = None  # C_k of an adaptive bound, one number
+    taken: Tensor | None = None  # how often each client has taken part, if that is capped
 
     @property
     def model(self) -> Tensor:
@@ -48,6 +52,9 @@ class Info:
     scales: Tensor  # s(‖w_i‖) of the same
     signal: float  # ‖Σ messages‖ / denominator
     noise: float  # ‖noise‖ / denominator
+    sent: int = 0  # bytes of all messages, as they were packed
+    threshold: float | None = None  # the C_k of an adaptive bound
+    void: bool = False  # rejected as a whole: too few came for the noise that was promised
 
     @property
     def shrunk(self) -> float:
@@ -60,9 +67,11 @@ class Info:
         return float(self.norms.mean()) if len(self.norms) else 0.0
 
 
-def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: int | str) -> State:
+def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> State:
     """The state before the first round."""
     kept = recipe.memory.kept
+    first = recipe.bound.start if isinstance(recipe.bound, AdaptiveClip) else None
+    capped = recipe.cohort.cap is not None
     return State(
         round=0,
         x=x,
@@ -70,11 +79,13 @@ def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: int | st
         output=recipe.output.start(x, rounds, stream(key, 0, "output")),
         direction=torch.zeros_like(x) if kept else None,
         memory=ClientMemory(data.clients, len(x)) if kept else None,
+        threshold=None if first is None else torch.tensor([first]).double(),
+        taken=torch.zeros(data.clients, dtype=torch.int64) if capped else None,
     )
 
 
 def play_round(
-    recipe: Recipe, state: State, data: Federated, engine: Engine, key: int | str
+    recipe: Recipe, state: State, data: Federated, engine: Engine, key: Key
 ) -> tuple[State, Info]:
     """x_{k+1} = server(x_k, (Σ q_i + noise) / public denominator).
 
@@ -82,13 +93,18 @@ def play_round(
     so the result depends neither on grouping nor on the engine.
     """
     k, x = state.round, state.x
-    cohort = recipe.cohort.draw(data.clients, stream(key, k, "cohort"))
-    total = _sum_of_messages(recipe, state, data, engine, cohort, key)
+    taken = None if state.taken is None else state.taken.numpy()
+    cohort = recipe.cohort.draw(data.clients, stream(key, k, "cohort"), taken)
+    taken_now = _counted(state.taken, cohort)
+    if len(cohort) < recipe.least_arrivals(data.clients):
+        return _void(recipe, state, taken_now, len(cohort))
+    bound = _bound_of(recipe, state)
+    total = _sum_of_messages(recipe, bound, state, data, engine, cohort, key)
     denominator = recipe.cohort.expected(data.clients)
-    noise = recipe.noise.draw(
-        recipe.message(len(x)), len(cohort), denominator, stream(key, k, "noise")
-    )
-    mean = ((total.sum + noise) / denominator).float()
+    message = recipe.message(len(x), bound)
+    noise = recipe.noise.draw(message, len(cohort), denominator, stream(key, k, "noise"))
+    released = total.released(noise, message)
+    mean = (released / denominator).float()
     remembered = state.direction if state.direction is not None else mean
     direction = recipe.memory.learn(remembered, mean)
     x, server = recipe.server.step(x, recipe.report.descent(direction, x), state.server, k)
@@ -99,82 +115,177 @@ def play_round(
         output=recipe.output.follow(state.output, x, k),
         direction=direction if recipe.memory.kept else None,
         memory=state.memory,
+        threshold=_next_threshold(recipe, state, total, cohort, data.clients, key),
+        taken=taken_now,
     )
-    return after, total.info(k, len(cohort), denominator, noise)
+    clean = total.clean(message)
+    return after, Info(
+        round=k,
+        participants=len(cohort),
+        rejected=total.rejected,
+        norms=torch.cat([torch.empty(0, dtype=torch.float64), *total.norms]),
+        scales=torch.cat([torch.empty(0, dtype=torch.float64), *total.scales]),
+        signal=float(clean.norm()) / denominator,
+        noise=float((released - clean).norm()) / denominator,
+        sent=total.sent,
+        threshold=None if state.threshold is None else float(state.threshold),
+    )
+
+
+def _counted(taken: Tensor | None, cohort: np.ndarray) -> Tensor | None:
+    """One more for everybody who was drawn; what is not capped is not counted."""
+    if taken is None:
+        return None
+    counted = taken.clone()
+    counted[torch.from_numpy(cohort)] += 1
+    return counted
+
+
+def _void(recipe: Recipe, state: State, taken: Tensor | None, came: int) -> tuple[State, Info]:
+    """A round without a release: too few came for the noise that the accounting counts on."""
+    output = recipe.output.follow(state.output, state.x, state.round)
+    after = replace(state, round=state.round + 1, output=output, taken=taken)
+    nothing = torch.empty(0, dtype=torch.float64)
+    return after, Info(state.round, came, 0, nothing, nothing, 0.0, 0.0, void=True)
+
+
+def _bound_of(recipe: Recipe, state: State) -> Bound:
+    """The bound of this round."""
+    if isinstance(recipe.bound, AdaptiveClip) and state.threshold is not None:
+        return recipe.bound.at(float(state.threshold))
+    return recipe.bound
+
+
+def _next_threshold(
+    recipe: Recipe, state: State, total: _Total, cohort: np.ndarray, population: int, key: Key
+) -> Tensor | None:
+    """C_{k+1}, from the noisy count of short updates; rejected ones count as long."""
+    if not isinstance(recipe.bound, AdaptiveClip) or state.threshold is None:
+        return None
+    norm = float(state.threshold)
+    short = sum(int((norms <= norm).sum()) for norms in total.norms)
+    rng = stream(key, state.round, "count")
+    expected = recipe.cohort.expected(population)
+    return torch.tensor([recipe.bound.next(norm, short, len(cohort), expected, rng)]).double()
 
 
 @dataclass
 class _Total:
-    """The sum of a round's messages, and what was seen on the way."""
+    """The sum of a round's messages, and what was seen on the way.
+
+    On a grid sums are whole numbers: of the messages before their noise, and as received.
+    """
 
     sum: Tensor
+    received: np.ndarray | None = None
+    wire: Wire | None = None
     rejected: int = 0
+    sent: int = 0
     norms: list[Tensor] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
 
-    def info(self, round: int, participants: int, denominator: float, noise: Tensor) -> Info:
-        return Info(
-            round=round,
-            participants=participants,
-            rejected=self.rejected,
-            norms=torch.cat([torch.empty(0, dtype=torch.float64), *self.norms]),
-            scales=torch.cat([torch.empty(0, dtype=torch.float64), *self.scales]),
-            signal=float(self.sum.norm()) / denominator,
-            noise=float(noise.norm()) / denominator,
-        )
+    def clean(self, message: Norms) -> Tensor:
+        """Σ q_i, as numbers."""
+        return self.sum.double() * (message.grid or 1.0)
+
+    def released(self, noise: Tensor, message: Norms) -> Tensor:
+        """The received sum and the server's noise; whole numbers are added before anything else."""
+        total = self.sum
+        if self.wire is not None and self.received is not None:
+            total = torch.from_numpy(self.wire.settle(self.received))
+        if not noise.is_floating_point():
+            return (total + noise).double() * (message.grid or 1.0)
+        return total.double() * (message.grid or 1.0) + noise
 
 
 def _sum_of_messages(
     recipe: Recipe,
+    bound: Bound,
     state: State,
     data: Federated,
     engine: Engine,
     cohort: np.ndarray,
-    key: int | str,
+    key: Key,
 ) -> _Total:
     """Σ q_i over the cohort, group by group; memory is bounded by the group."""
-    k = state.round
+    k, dim = state.round, len(state.x)
     workers = recipe.memory.workers(cohort, data.clients)
     sends = np.isin(workers, cohort, assume_unique=True)
     plan = recipe.local.plan(data.sizes[torch.from_numpy(workers)], k, stream(key, k, "batches"))
-    rounding = stream(key, k, "quantize")
-    total = _Total(torch.zeros(len(state.x), dtype=torch.float64))
+    wire = recipe.wire(dim, data.clients)
+    kind = torch.float64 if wire is None else torch.int64
+    total = _Total(torch.zeros(dim, dtype=kind), wire=wire)
+    work = _Work(recipe, bound, state, engine, key, stream(key, k, "quantize"), total)
     for start in range(0, len(workers), engine.group_size):
         stop = start + engine.group_size
         group = Group(data, workers[start:stop], plan.group(start, stop))
-        _add_messages(recipe, state, engine, group, sends[start:stop], rounding, total)
+        work.add(group, torch.from_numpy(sends[start:stop]))
     return total
 
 
-def _add_messages(
-    recipe: Recipe,
-    state: State,
-    engine: Engine,
-    group: Group,
-    sends: np.ndarray,
-    rounding: np.random.Generator,
-    total: _Total,
-) -> None:
-    """Local work, report, memory, bound and quantization of one group."""
-    updates: Updates = engine.updates(state.x, group)
-    updates = updates.affine(*recipe.report.affine(recipe.local.rate(state.round)), state.x)
-    remembered = state.memory[group.clients] if state.memory is not None else None
-    if remembered is not None:
-        updates = DenseUpdates(updates.rows() - remembered)
-    norms = updates.norms()
-    scales = scales_of(norms, recipe.bound)
-    sending, sound = torch.from_numpy(sends), torch.isfinite(norms)
-    if remembered is None and not recipe.quantize.rows_needed:
-        total.sum += updates.weighted_sum(torch.where(sending, scales, 0.0))
-    else:
-        rows = bounded_rows(updates, scales)
-        rows = recipe.quantize(rows, recipe.bound.norms(len(state.x)), rounding)
-        total.sum += rows[sending].sum(dim=0, dtype=torch.float64)
-        if state.memory is not None and remembered is not None:
-            state.memory[group.clients] = recipe.memory.learn(remembered, rows.float())
-    total.rejected += int((sending & ~sound).sum())
-    total.norms.append(norms[sending & sound])
-    total.scales.append(scales[sending & sound])
+@dataclass
+class _Work:
+    """Local work, report, memory, bound, quantization and sending, for one group after another."""
+
+    recipe: Recipe
+    bound: Bound
+    state: State
+    engine: Engine
+    key: Key
+    rounding: np.random.Generator
+    total: _Total
+
+    def add(self, group: Group, sends: Tensor) -> None:
+        """Add a group's messages to the total; all of it works, those with `sends` also send."""
+        recipe, state, total = self.recipe, self.state, self.total
+        updates: Updates = self.engine.updates(state.x, group)
+        updates = updates.affine(*recipe.report.affine(recipe.local.rate(state.round)), state.x)
+        remembered = state.memory[group.clients] if state.memory is not None else None
+        if remembered is not None:
+            updates = DenseUpdates(updates.rows() - remembered)
+        norms = updates.norms()
+        scales = scales_of(norms, self.bound)
+        sound = torch.isfinite(norms)
+        if remembered is None and not recipe.quantize.rows_needed:
+            total.sum += updates.weighted_sum(torch.where(sends, scales, 0.0))
+            total.sent += int(sends.sum()) * 4 * len(state.x)
+        else:
+            messages = self._messages(bounded_rows(updates, scales), group.clients, sends)
+            if state.memory is not None and remembered is not None:
+                state.memory[group.clients] = recipe.memory.learn(remembered, messages)
+        total.rejected += int((sends & ~sound).sum())
+        total.norms.append(norms[sends & sound])
+        total.scales.append(scales[sends & sound])
+
+    def _messages(self, rows: Tensor, clients: np.ndarray, sends: Tensor) -> Tensor:
+        """Quantize and send; the messages as their clients remember them, before noise."""
+        dim = rows.shape[1]
+        quantized = self.recipe.quantize(rows, self.bound.norms(dim), self.rounding)
+        grid = self.recipe.message(dim, self.bound).grid
+        if self.total.wire is None or grid is None:
+            self.total.sum += quantized[sends].sum(dim=0, dtype=torch.float64)
+            self.total.sent += int(sends.sum()) * 4 * dim
+            return quantized.float()
+        self.total.sum += quantized[sends].sum(dim=0)
+        self._send(self.total.wire, quantized[sends].numpy(), clients[sends.numpy()])
+        return quantized.mul(grid).float()
+
+    def _send(self, wire: Wire, levels: np.ndarray, clients: np.ndarray) -> None:
+        """Whole numbers with their clients' noise, packed, received and added up."""
+        if self.recipe.noise.on_messages:
+            levels = levels + self._noise(levels.shape[1], clients)
+        packed = wire.send(levels)
+        received = wire.receive(packed, levels.shape[1]).sum(axis=0)
+        before = 0 if self.total.received is None else self.total.received
+        self.total.received = before + received
+        self.total.sent += packed.nbytes
+
+    def _noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
+        """Each client's own, from a stream of its own: [clients, dim]."""
+        message, k = self.recipe.message(dim, self.bound), self.state.round
+        each = self.recipe.noise.each
+        rows = [each(message, stream(self.key, k, f"noise of {client}")) for client in clients]
+        return np.stack(rows) if rows else np.zeros((0, dim), dtype=np.int64)
 
 
 def scales_of(norms: Tensor, bound: Bound) -> Tensor:

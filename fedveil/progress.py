@@ -175,15 +175,14 @@ def show_summary(result: Result, advice: list[str]) -> None:
     score = f"loss {result.loss:.4g}"
     if not math.isnan(result.accuracy):
         score = f"test accuracy {result.accuracy:.2%}, {score}"
-    entry("Result", score + ended)
-    entry("Privacy", result.guarantee.sentence())
-    if result.messages.private:
-        entry("", result.messages.sentence())
+    entry("Result", score + ended, width=13)
+    for label, text in result.statement.entries():
+        entry(label, text, width=13)
     rejected = sum(record.rejected for record in result.records)
     if rejected:
-        entry("Rejected", f"{rejected} updates that were not finite numbers.")
+        entry("Rejected", f"{rejected} updates that were not finite numbers.", width=13)
     if result.path is not None:
         files = sorted(file.name for file in result.path.iterdir())
-        entry("Saved", f"{result.path} ({', '.join(files)})")
+        entry("Saved", f"{result.path} ({', '.join(files)})", width=13)
     for index, line in enumerate(advice):
-        entry("" if index else "Next", line)
+        entry("" if index else "Next", line, width=13)

@@ -9,11 +9,12 @@ fit together is refused when it is built, with the two parts and what would fit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from fedveil.errors import UserError
-from fedveil.parts.bound import Bound, Unbounded
+from fedveil.parts.bound import AdaptiveClip, Bound, Unbounded
 from fedveil.parts.cohort import Cohort, Everyone
 from fedveil.parts.local import Local
 from fedveil.parts.memory import ErrorCompensation, Memory, NoMemory
@@ -23,8 +24,9 @@ from fedveil.parts.report import Difference, Model, Report
 from fedveil.parts.server import LastIterate, Output, Server, Step
 from fedveil.privacy import events
 from fedveil.privacy.norms import Adjacency, Norms
+from fedveil.wire import Wire, bits_for
 
-View = Literal["models", "messages"]
+View = Literal["models", "sum", "messages"]
 Unit = Literal["client", "example"]
 
 
@@ -43,6 +45,7 @@ class Recipe:
     server: Server = Step()
     output: Output = LastIterate()
     unit: Unit = "client"
+    view: View = "models"  # against whom a budget is kept, and for whom messages are made
 
     def __post_init__(self) -> None:
         _refuse_misfits(self)
@@ -52,50 +55,119 @@ class Recipe:
         """Whether it sets out to be private at all."""
         return not isinstance(self.noise, Silent)
 
-    def message(self, dim: int) -> Norms:
+    def message(self, dim: int, bound: Bound | None = None) -> Norms:
         """What one message can be at most, after bound and quantization."""
-        return self.quantize.norms(self.bound.norms(dim))
+        return self.quantize.norms((bound or self.bound).norms(dim))
 
-    def adjacency(self, view: View = "models") -> Adjacency:
+    def wire(self, dim: int, population: int) -> Wire | None:
+        """How many bits a coordinate takes on its way, where messages are on a grid.
+
+        For secure aggregation they are residues, wide enough for the sum of the largest cohort.
+        """
+        message = self.message(dim)
+        if message.grid is None:
+            return None
+        reach = int(message.steps.linf) + self.noise.reach(message)
+        bits = bits_for(-reach, reach)
+        if self.view == "sum":
+            largest = self.cohort.expected(population) if self.cohort.fixed else population
+            return Wire(bits + math.ceil(math.log2(largest)), modular=True)
+        return Wire(bits, low=-reach)
+
+    def adjacency(self, view: View | None = None) -> Adjacency:
         """The neighbours under which a view is accounted.
 
-        One who sees each message sees who sent it, so there a unit is blanked out, not removed.
+        One who sees who takes part sees a unit leave, so there it is blanked out, not removed.
         """
-        if self._hidden(view) or self.cohort.adjacency == "replace-one":
+        if self.hidden(view or self.view) or self.cohort.adjacency == "replace-one":
             return self.cohort.adjacency
         return "zero-out"
 
-    def event(self, dim: int, population: int, view: View = "models") -> events.Round:
-        """What one round releases to one who sees the models, or each message."""
+    def release(self, dim: int, population: int, view: View | None = None) -> events.Release:
+        """What a round that the unit takes part in releases, to one who knows that it does."""
+        view = view or self.view
         message = self.message(dim)
         if not message.bounded:
             return events.NonPrivate("a message is not bounded")
+        if self.noise.at == "server" and view != "models":
+            return events.NonPrivate("the server sees what it gets before it adds noise")
         sensitivity = message.sensitivity(self.adjacency(view))
-        if self._hidden(view):
-            return self.cohort.amplify(self.noise.event(message, sensitivity, 1.0), population)
-        if self.noise.at == "server":
-            return events.NonPrivate("the server sees each message before noise is added")
-        return self.noise.event(message, sensitivity, self.cohort.expected(population))
+        expected = self.cohort.expected(population)
+        summands = self.summands(population, view)
+        release = self.noise.event(message, sensitivity, summands, expected)
+        if isinstance(self.bound, AdaptiveClip):
+            return self.bound.joined(release, self.adjacency(view), expected)
+        return release
 
-    def _hidden(self, view: View) -> bool:
+    def summands(self, population: int, view: View) -> float:
+        """How many clients' noise the accounting counts on in what this view shows."""
+        if view == "messages" or not self.noise.adds_up:
+            return 1.0
+        if view == "models" and not self.noise.needs_grid:
+            return self.cohort.expected(population)  # the server adds what is missing
+        return float(self.cohort.sure(population))
+
+    def event(self, dim: int, population: int, view: View | None = None) -> events.Round:
+        """What any one round releases: amplified where this view does not show who took part."""
+        release = self.release(dim, population, view)
+        if self.hidden(view or self.view):
+            return self.cohort.amplify(release, population)
+        return release
+
+    def hidden(self, view: View) -> bool:
         """Whether one with this view cannot tell who took part, so that sampling amplifies.
 
         Clients that bring their own noise to a cohort of random size make the amount of noise
-        tell how many came; then the models are accounted as the messages are.
+        tell how many came; then who took part counts as known.
         """
         return view == "models" and (self.noise.at == "server" or self.cohort.fixed)
 
-    def spent(
-        self, dim: int, population: int, rounds: int, view: View = "models"
-    ) -> events.Composed:
-        """What a whole run releases."""
-        return events.Composed(self.event(dim, population, view), rounds)
+    def least_arrivals(self, population: int) -> int:
+        """How many must come for a round to count: the noise that clients bring was promised."""
+        promised = self.cohort.fixed or self.cohort.honest is not None
+        return self.cohort.sure(population) if self.noise.at == "client" and promised else 0
 
-    def with_noise(self, level: float, dim: int, delta: float) -> Recipe:
-        """The same recipe with its noise settled at a level; delta is for truncation, if any."""
+    def most(self, rounds: int) -> int:
+        """How many of the rounds one unit can take part in."""
+        return rounds if self.cohort.cap is None else min(rounds, self.cohort.cap)
+
+    def spent(
+        self, dim: int, population: int, rounds: int, view: View | None = None
+    ) -> events.Spent:
+        """What a whole run releases, however often the unit was drawn.
+
+        A view that shows who took part is accounted for a unit that took part in every round that
+        its cap allows. One that hides it may be accounted either way.
+        """
+        release = self.release(dim, population, view)
+        known = events.Composed(release, self.most(rounds))
+        if not self.hidden(view or self.view):
+            return known
+        hidden = events.Composed(self.cohort.amplify(release, population), rounds)
+        return hidden if self.cohort.cap is None else events.Either((hidden, known))
+
+    def attended(
+        self, dim: int, population: int, rounds: int, view: View | None = None
+    ) -> events.Attended | None:
+        """The same over the coins that decide who takes part: they are seen, but were fair.
+
+        None where there are no such coins, or a cap makes them depend on other units' coins.
+        """
+        rate = self.cohort.expected(population) / population
+        if rate >= 1 or (self.cohort.fixed and self.cohort.cap is not None):
+            return None
+        release = self.release(dim, population, view)
+        return events.Attended(release, rate, rounds, self.most(rounds))
+
+    def with_noise(
+        self, level: float, dim: int, population: int, epsilon: float, delta: float
+    ) -> Recipe:
+        """The same recipe with its noise settled at a level; delta is a round's share."""
         message = self.message(dim)
         sensitivity = message.sensitivity(self.adjacency())
-        return replace(self, noise=self.noise.scaled(level, message, sensitivity, delta))
+        expected = self.cohort.expected(population)
+        noise = self.noise.scaled(level, message, sensitivity, expected, epsilon, delta)
+        return replace(self, noise=noise)
 
 
 def _refuse_misfits(recipe: Recipe) -> None:
@@ -116,6 +188,17 @@ def _refuse_misfits(recipe: Recipe) -> None:
         raise UserError(
             f"{recipe.name}: quantize {quantize} and noise {noise} do not fit: discrete noise "
             "needs messages on a grid; use StochasticRound(levels), or Gaussian noise."
+        )
+    if isinstance(recipe.bound, AdaptiveClip) and recipe.noise.at == "client":
+        raise UserError(
+            f"{recipe.name}: bound AdaptiveClip and noise {noise} at the clients do not fit: the "
+            "count of short updates is noised by the server; use noise at the server."
+        )
+    if recipe.cohort.honest is not None and recipe.noise.at == "server":
+        raise UserError(
+            f"{recipe.name}: cohort {type(recipe.cohort).__name__} with honest and noise {noise} "
+            "at the server do not fit: a rejected round would tell how many came; use noise at "
+            "the clients, or leave honest out."
         )
     if isinstance(recipe.memory, ErrorCompensation):
         _refuse_memory_misfits(recipe, recipe.memory)

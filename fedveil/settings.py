@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -55,13 +55,18 @@ class Settings(BaseModel):
     rounds: int = 100
     epsilon: float | None = None
     delta: float | None = None
+    view: Literal["models", "sum", "messages"] | None = None  # whom the budget is kept against
+    per_round: bool = False  # whether epsilon and delta are those of a single round
+    noise: Literal["seeded", "secure"] = "seeded"
     seed: int = 0
     engine: str = "auto"
     evaluate_every: int | None = None
     recipe: dict[str, Any] | None = None  # resolved; used instead of algorithm and parameters
 
 
-RECIPE_FLAGS = {"algorithm", "parameters", "rounds", "epsilon", "delta"}
+RECIPE_FLAGS = {
+    "algorithm", "parameters", "rounds", "epsilon", "delta", "view", "per_round", "noise",
+}  # fmt: skip
 
 
 def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
@@ -103,14 +108,22 @@ def refuse_unnamed_data(settings: Settings, what: str, advice: str) -> None:
 
 def resolve_recipe(settings: Settings) -> Recipe:
     """The recipe written down, or the algorithm called with its parameters."""
-    from fedveil.algorithms import ALGORITHMS
-    from fedveil.runs.codec import check_value, part_from_plain, recipe_from_plain
+    from fedveil.runs.codec import recipe_from_plain
 
-    if settings.recipe is not None:
-        recipe = recipe_from_plain(settings.recipe)
-        if "algorithm" in settings.model_fields_set:
-            _refuse_edited(settings, recipe)
-        return recipe
+    if settings.recipe is None:
+        recipe = _called(settings)
+        return recipe if settings.view is None else replace(recipe, view=settings.view)
+    recipe = recipe_from_plain(settings.recipe)
+    if "algorithm" in settings.model_fields_set:
+        _refuse_edited(settings, recipe)
+    return recipe
+
+
+def _called(settings: Settings) -> Recipe:
+    """The algorithm called with its parameters."""
+    from fedveil.algorithms import ALGORITHMS
+    from fedveil.runs.codec import check_value, part_from_plain
+
     if settings.algorithm not in ALGORITHMS:
         raise unknown("algorithm", settings.algorithm, ALGORITHMS)
     method = ALGORITHMS[settings.algorithm]
@@ -138,8 +151,15 @@ def resolve_recipe(settings: Settings) -> Recipe:
 
 
 def _refuse_edited(settings: Settings, recipe: Recipe) -> None:
-    """A file may hold the recipe twice; then both must say the same, but for settled noise."""
+    """A file may hold the recipe twice; then both must say the same, but for what was settled."""
+    from fedveil.parts.bound import ProbedClip
+    from fedveil.privacy.secure import secured
+
     named = resolve_recipe(settings.model_copy(update={"recipe": None}))
+    if settings.noise == "secure":
+        named = secured(named)
+    if isinstance(named.bound, ProbedClip) and isinstance(recipe.bound, ProbedClip):
+        named = replace(named, bound=replace(named.bound, norm=recipe.bound.norm))
     if replace(named, noise=recipe.noise) != recipe:
         raise UserError(
             "The [recipe] of these settings is not what their algorithm and parameters make; "
@@ -170,6 +190,8 @@ def prepare(settings: Settings, data: Federated | None = None) -> Training:
         settings.seed,
         settings.engine,
         settings.evaluate_every,
+        noise=settings.noise,
+        per_round=settings.per_round,
     )
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,21 @@ from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
-from fedveil.errors import UserError
+from fedveil.errors import UserError, unknown
 from fedveil.interrupt import stop_after_interrupt
 from fedveil.loop import Info, State, begin, play_round
 from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
+from fedveil.parts.bound import ProbedClip
 from fedveil.privacy.accounting import check_delta
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
-from fedveil.privacy.statement import Guarantee, guarantee
+from fedveil.privacy.secure import secured
+from fedveil.privacy.statement import Guarantee, Statement, guarantee, statement
+from fedveil.probe import probed
 from fedveil.recipe import Recipe, View
 from fedveil.runs.codec import to_plain
 from fedveil.runs.directory import RunDirectory, reading
-from fedveil.streams import run_key, torch_generator
+from fedveil.streams import Key, SecretKey, run_key, torch_generator
 
 EVALUATIONS = 20  # how often at most a run looks at its test accuracy, unless told otherwise
 
@@ -45,6 +48,9 @@ class Record:
     signal: float
     noise: float
     seconds: float
+    sent: int = 0  # bytes of all messages of the round
+    threshold: float | None = None  # of an adaptive clip
+    void: bool = False  # too few came for the noise that was promised, so nothing was released
     loss: float | None = None
     accuracy: float | None = None
     epsilon: float | None = None
@@ -60,7 +66,7 @@ class Training:
     engine: Engine
     rounds: int
     seed: int
-    key: str  # of the run's random streams
+    key: Key  # of the run's random streams
     delta: float
     budget: Budget | None
     state: State
@@ -80,17 +86,28 @@ class Training:
         """Whether all rounds are played."""
         return self.state.round >= self.rounds
 
-    def guarantee(self, view: View = "models") -> Guarantee:
-        """What has been spent so far, towards one with this view."""
+    def guarantee(self, view: View | None = None) -> Guarantee:
+        """What has been spent so far, towards one with this view (the recipe's own if none)."""
         return guarantee(
             self.recipe, self.task.dim, self.data.clients, self.state.round, self.delta, view
+        )
+
+    def statement(self, rounds: int | None = None) -> Statement:
+        """What has been spent so far, or will be after `rounds`, towards each view."""
+        return statement(
+            self.recipe,
+            self.task.dim,
+            self.data.clients,
+            self.state.round if rounds is None else rounds,
+            self.delta,
+            isinstance(self.key, SecretKey),
         )
 
     def _record(self, info: Info, seconds: float) -> Record:
         done = info.round + 1
         record = Record(
             done, info.participants, info.rejected, info.norm, info.shrunk,
-            info.signal, info.noise, seconds,
+            info.signal, info.noise, seconds, info.sent, info.threshold, info.void,
         )  # fmt: skip
         if done % self.evaluate_every and done != self.rounds:
             return record
@@ -108,8 +125,7 @@ class Result:
     data: str
     accuracy: float
     loss: float
-    guarantee: Guarantee  # towards one who sees the released models
-    messages: Guarantee  # towards one who sees each message
+    statement: Statement
     records: tuple[Record, ...]
     rounds: int
     seed: int
@@ -122,6 +138,11 @@ class Result:
             f"{self.loss:.4g}, epsilon {self.guarantee.epsilon:.4g}>"
         )
 
+    @property
+    def guarantee(self) -> Guarantee:
+        """Towards the view that the recipe is for."""
+        return self.statement.main
+
     def summary(self) -> dict[str, Any]:
         """The result as plain values."""
         return {
@@ -131,20 +152,15 @@ class Result:
             "loss": self.loss if math.isfinite(self.loss) else None,
             "rounds": len(self.records),
             "rounds_planned": self.rounds,
-            "guarantee": _plain(self.guarantee),
-            "messages": _plain(self.messages),
+            "privacy": self.statement.plain(),
+            "bytes_sent": sum(record.sent for record in self.records),
+            "void_rounds": sum(record.void for record in self.records),
             "rejected": sum(record.rejected for record in self.records),
             "seconds": sum(record.seconds for record in self.records),
             "seed": self.seed,
             "engine": self.engine,
             "noise": to_plain(self.recipe.noise),
         }
-
-
-def _plain(guarantee: Guarantee) -> dict[str, Any]:
-    """A guarantee for JSON, which has no infinity."""
-    epsilon = guarantee.epsilon if guarantee.private else None
-    return {**asdict(guarantee), "epsilon": epsilon, "sentence": guarantee.sentence()}
 
 
 def prepare(
@@ -158,9 +174,16 @@ def prepare(
     engine: str = "auto",
     evaluate_every: int | None = None,
     start: Tensor | None = None,
+    noise: Literal["seeded", "secure"] = "seeded",
+    per_round: bool = False,
 ) -> Training:
-    """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0."""
+    """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0.
+
+    With per_round the budget is that of a single round; what all of them cost is reported.
+    """
     _check_arguments(recipe, data, rounds, evaluate_every)
+    if noise not in ("seeded", "secure"):
+        raise unknown("noise", noise, ("seeded", "secure"))
     if recipe.unit == "example" and data.unit == "client":
         data = data.by_example()
     recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
@@ -174,19 +197,25 @@ def prepare(
     delta = sensible_delta(data.clients) if delta is None else delta
     check_delta(delta)
     budget = None if epsilon is None else Budget(epsilon, delta)
-    recipe = settled(recipe, budget, rounds, task.dim, data.clients)
     x = task.flatten() if start is None else start.clone()
-    key = run_key(seed, recipe, rounds, task.dim, data.fingerprint())
+    working = choose(engine, task, data)
+    if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
+        recipe = probed(recipe, x, data, working, rounds, seed)
+    if noise == "secure":
+        recipe = secured(recipe)
+    recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
+    facts = (seed, recipe, rounds, task.dim, data.fingerprint())
+    key = SecretKey() if noise == "secure" else run_key(*facts)
     return Training(
         recipe=recipe,
         data=data,
         task=task,
-        engine=choose(engine, task, data),
+        engine=working,
         rounds=rounds,
         seed=seed,
         key=key,
         delta=delta,
-        budget=budget,
+        budget=None if per_round else budget,
         state=begin(recipe, x, data, rounds, key),
         evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
     )
@@ -204,12 +233,18 @@ def train(
     evaluate_every: int | None = None,
     save: str | Path | None = None,
     watch: Callable[[Training, Record], None] | None = None,
+    noise: Literal["seeded", "secure"] = "seeded",
+    per_round: bool = False,
 ) -> Result:
     """Train under (ε, δ), or with the recipe's own noise, whose ε is then reported.
 
-    Ctrl-C ends the run after the current round, with the work so far in the result and on disk.
+    noise='secure' draws from the operating system's randomness, in whole numbers. Ctrl-C ends the
+    run after the current round, with the work so far in the result and on disk.
     """
-    training = prepare(recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every)
+    training = prepare(
+        recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every,
+        noise=noise, per_round=per_round,
+    )  # fmt: skip
     directory = None if save is None else RunDirectory.create(Path(save))
     if directory is not None:
         directory.save_settings(_settings(training, model))
@@ -236,6 +271,7 @@ def finish(
             if training.data.encoder is not None:
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
+            directory.save_statement(result.statement.text())
     return result
 
 
@@ -269,8 +305,7 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
         data=training.data.name,
         accuracy=accuracy,
         loss=loss,
-        guarantee=training.guarantee(),
-        messages=training.guarantee("messages"),
+        statement=training.statement(),
         records=tuple(training.records),
         rounds=training.rounds,
         seed=training.seed,
@@ -329,6 +364,7 @@ def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:
         "delta": training.delta,
         "engine": training.engine.name,
         "evaluate_every": training.evaluate_every,
+        "noise": "secure" if isinstance(training.key, SecretKey) else "seeded",
         **({"epsilon": training.budget.epsilon} if training.budget else {}),
         **({"model": model} if isinstance(model, str) else {}),
         "recipe": to_plain(training.recipe),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import json
 import os
@@ -40,6 +41,7 @@ FILES = {
     "metrics.parquet",
     "model.safetensors",
     "summary.json",
+    "privacy.txt",
     "checkpoint.safetensors",
 }
 ESCAPE = "\x1b"
@@ -96,14 +98,15 @@ def test_an_algorithm_shows_every_parameter_on_its_line(run: Run, name: str) -> 
 
 def test_a_parameter_is_shown_as_python_has_it(run: Run) -> None:
     out = run("algorithms", "dp_norm_fedavg_binomial").out
-    assert "    trials: int\n" in out
+    assert "    clients: int\n" in out
+    assert "    trials: int | None = None\n" in out
     assert "    levels: int = 64\n" in out
 
 
 # A run and its directory
 
 
-def test_a_run_is_four_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_a_run_is_five_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None:
     out = trained(run("train", *NORMEC, "--rounds", 3, "--out", "a")).out
     a = tmp_path / "a"
     assert {file.name for file in a.iterdir()} == FILES | {"memory-3.npy"}
@@ -113,7 +116,11 @@ def test_a_run_is_four_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None:
     assert module(torch.ones(2, 1, 8, 8)).shape == (2, 10)
     summary = json.loads((a / "summary.json").read_text(encoding="utf-8"))
     assert summary["rounds"] == summary["rounds_planned"] == 3
-    assert summary["guarantee"]["sentence"] in out
+    assert summary["privacy"]["views"]["models"]["sentence"] in out
+    assert summary["bytes_sent"] > 0
+    page = (a / "privacy.txt").read_text(encoding="utf-8")
+    assert all(text in out for text in summary["privacy"]["statement"].values())
+    assert all(text in page for text in summary["privacy"]["statement"].values())
     assert f"{summary['accuracy']:.2%}" in out
 
 
@@ -134,7 +141,7 @@ def test_a_table_is_trained_on(run: Run, table: Path) -> None:
     flags = ("--path", table, "--client", "who", "--label", "y", "--algorithm", "fedavg")
     out = trained(run("train", *flags, "--rounds", 2, "--out", "a")).out
     assert "fedavg on people: 8 clients" in out
-    assert "Privacy  No privacy guarantee: a message is not bounded." in out
+    assert "Privacy      No privacy guarantee: a message is not bounded." in out
 
 
 def test_flags_win_over_the_file(run: Run, tmp_path: Path) -> None:
@@ -165,7 +172,7 @@ def test_one_client_can_train(run: Run) -> None:
 
 def test_advice_is_a_command_that_works(run: Run) -> None:
     out = trained(run("train", *PLAIN, "--rounds", 1, "--out", "a b [bold] c")).out
-    assert "Saved    a b [bold] c (checkpoint.safetensors" in out
+    assert "Saved        a b [bold] c (checkpoint.safetensors" in out
     command = re.search(r"fedveil (train 'a b \[bold\] c/recipe.toml' --seed 1)", out)
     assert command
     trained(run("train", "a b [bold] c/recipe.toml", "--seed", 1, "--out", "d"))
@@ -236,6 +243,8 @@ GOING_ON = {
     "memory of all": ("fed_alpha_normec", "rate=0.5", "update=everyone"),
     "rounding": ("dp_norm_fedavg_binomial", "clients=5", "trials=40"),
     "incremental gradients": ("fed_alpha_normec", "local=ig"),
+    "adaptive clip, capped": ("dp_fedavg_adaptive", "start=0.01", "rate=0.5", "cap=2"),
+    "discrete noise": ("dp_norm_fedavg_secagg", "clients=5", "sigma=20.0", "support=90"),
 }
 
 
@@ -245,7 +254,7 @@ def test_every_state_goes_on_where_it_stopped(
 ) -> None:
     """Ctrl-C in round 3 of 5, as a signal to this process."""
     algorithm, *parameters = GOING_ON[name]
-    if algorithm != "dp_norm_fedavg_binomial":
+    if "noise_multiplier" in inspect.signature(ALGORITHMS[algorithm]).parameters:
         parameters.append("noise_multiplier=1.0")
     sets = [word for parameter in parameters for word in ("--set", parameter)]
     flags = ("train", "--algorithm", algorithm, *sets, *DIGITS, "--rounds", 5)
@@ -612,9 +621,10 @@ def test_clients_that_add_noise_have_a_guarantee_for_their_messages(run: Run) ->
     flags = ("--dataset", "digits", "--clients", 50, "--rounds", 1, "--noise-multiplier", 20)
     noisy = ("--algorithm", "dp_fedavg", "--set", "clients=10", "--set", "noise_at=client")
     out = trained(run("train", *flags, *noisy, "--out", "a")).out
-    assert "sees every client's message and who sent it" in out
+    assert "seeing every message and who sent it" in out
     summary = json.loads(Path("a/summary.json").read_text())
-    assert summary["messages"]["epsilon"] > summary["guarantee"]["epsilon"]
+    views = summary["privacy"]["views"]
+    assert views["messages"]["epsilon"] > views["sum"]["epsilon"] > views["models"]["epsilon"]
     assert summary["data"] == "digits"
 
 

@@ -145,8 +145,8 @@ def test_the_summary_says_what_was_rejected_and_where_it_stopped(
     show_summary(replace(result, records=(broken,)), ["do this", "or that"])
     out = capsys.readouterr().out
     assert "(stopped after 1 of 2 rounds)" in out
-    assert "Rejected 7 updates" in out
-    assert "Next     do this\n         or that\n" in out
+    assert "Rejected     7 updates" in out
+    assert "Next         do this\n             or that\n" in out
     assert "Saved" not in out
     assert "simulation" not in out
 
@@ -156,7 +156,7 @@ def test_the_summary_of_numbers_has_no_accuracy(
 ) -> None:
     result = train(plain_recipe, blobs, rounds=1)
     show_summary(replace(result, accuracy=math.nan, loss=1.5), [])
-    assert "Result   loss 1.5\n" in capsys.readouterr().out
+    assert "Result       loss 1.5\n" in capsys.readouterr().out
 
 
 def test_waiting_shows_on_a_terminal_only(terminal: Open, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,16 +9,17 @@ import pytest
 
 from fedveil import algorithms
 from fedveil.errors import UserError
-from fedveil.parts.bound import Clip, Unbounded
+from fedveil.parts.bound import AdaptiveClip, Clip, Unbounded
 from fedveil.parts.cohort import Everyone, FixedSize, Poisson
+from fedveil.parts.discrete import Binomial, TruncatedDiscreteLaplace
 from fedveil.parts.local import SGD
 from fedveil.parts.memory import ErrorCompensation
-from fedveil.parts.noise import Binomial, Gaussian, TruncatedDiscreteLaplace
+from fedveil.parts.noise import Gaussian, Silent
 from fedveil.parts.quantize import StochasticRound
 from fedveil.parts.report import Difference, GradientScale, Model
 from fedveil.parts.schedule import Constant
 from fedveil.privacy import events
-from fedveil.privacy.statement import guarantee
+from fedveil.privacy.statement import VIEWS, guarantee
 from fedveil.recipe import Recipe
 
 LOCAL = SGD(Constant(0.1), steps=1)
@@ -43,6 +44,14 @@ LOCAL = SGD(Constant(0.1), steps=1)
                 "memory": ErrorCompensation(0.1),
             },
             ("participants", "FixedSize"),
+        ),
+        (
+            {"bound": AdaptiveClip(), "noise": Gaussian(1.0, "client")},
+            ("AdaptiveClip", "Gaussian at the clients"),
+        ),
+        (
+            {"bound": Clip(1.0), "noise": Gaussian(1.0), "cohort": Poisson(0.5, honest=3)},
+            ("Poisson with honest", "Gaussian at the server"),
         ),
     ],
 )
@@ -76,8 +85,8 @@ def test_a_message_with_its_own_share_of_noise() -> None:
 def test_client_noise_in_a_cohort_of_random_size_is_not_amplified() -> None:
     """The amount of noise would tell how many came (docs/privacy.md, "Client-side noise")."""
     recipe = algorithms.dp_fedavg(rate=0.25, noise_multiplier=10.0, noise_at="client")
-    assert recipe.event(10, 100) == events.GaussianRelease(10.0 / 5)
-    assert recipe.event(10, 100) == recipe.event(10, 100, "messages")
+    assert recipe.event(10, 100) == events.GaussianRelease(10.0)  # the server tops it up
+    assert recipe.event(10, 100, "messages") == events.GaussianRelease(10.0 / 5)
     assert recipe.adjacency() == "zero-out"
 
 
@@ -90,19 +99,21 @@ def test_every_algorithm_s_cohort_and_accounting_share_one_adjacency() -> None:
     sampled = set()
     for method in algorithms.ALGORITHMS.values():
         required = {"clients": 5} if "clients" in method.__annotations__ else {}
-        if "trials" in method.__annotations__:
-            required["trials"] = 10
         recipe = method(**required)
         if not recipe.noise.settled:
-            recipe = recipe.with_noise(2.0, dim=10, delta=1e-5)
-        event = recipe.event(10, 100)
+            recipe = recipe.with_noise(2.0, dim=10, population=100, epsilon=1.0, delta=1e-5)
+        event = recipe.event(10, 100, "models")
+        if isinstance(event, events.Proven):
+            event = event.ways[0]
         if isinstance(event, events.PoissonSampled):
-            assert recipe.adjacency() == "add-remove"
+            assert recipe.adjacency("models") == "add-remove"
         if isinstance(event, events.SampledWithoutReplacement):
-            assert recipe.adjacency() == "replace-one"
+            assert recipe.adjacency("models") == "replace-one"
         sampled.add((type(event).__name__, recipe.name))
     kinds = {"PoissonSampled": {"dp_sgd", "dp_lsgd"}}
-    kinds["SampledWithoutReplacement"] = {"dp_fedavg", "dp_norm_fedavg", "dp_norm_fedavg_qtdl"}
+    kinds["SampledWithoutReplacement"] = {
+        "dp_fedavg", "dp_fedavg_adaptive", "dp_norm_fedavg", "dp_norm_fedavg_qtdl",
+    }  # fmt: skip
     for kind, names in kinds.items():
         assert {name for found, name in sampled if found == kind} == names
 
@@ -149,3 +160,84 @@ def test_zhang_s_alg_3_is_dp_fedavg_with_differences_and_a_fixed_cohort() -> Non
 def test_full_participation_of_fed_alpha_normec_is_everyone() -> None:
     assert algorithms.fed_alpha_normec(rate=1.0).cohort == Everyone()
     assert algorithms.fed_alpha_normec(rate=0.5).cohort == Poisson(0.5)
+
+
+# Views
+
+
+def test_the_sum_holds_the_noise_of_those_who_are_sure_to_come() -> None:
+    recipe = algorithms.dp_fedavg(clip=2.0, clients=25, noise_multiplier=10.0, noise_at="client")
+    assert recipe.event(10, 100, "sum") == events.GaussianRelease(10.0 / 2)
+    fewer = dataclasses.replace(recipe, cohort=FixedSize(25, honest=9))
+    assert fewer.event(10, 100, "sum") == events.GaussianRelease(10.0 / 2 * 3 / 5)
+    random = dataclasses.replace(recipe, cohort=Poisson(0.25))
+    assert random.event(10, 100, "sum") == events.GaussianRelease(10.0 / 5)
+    promised = dataclasses.replace(recipe, cohort=Poisson(0.25, honest=16))
+    assert promised.event(10, 100, "sum") == events.GaussianRelease(10.0 * 4 / 5)
+
+
+def test_whoever_sees_more_never_has_a_smaller_epsilon() -> None:
+    for recipe in (
+        algorithms.dp_fedavg(clients=25, noise_multiplier=40.0, noise_at="client"),
+        algorithms.dp_fedavg(rate=0.25, noise_multiplier=40.0, noise_at="client"),
+        algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400),
+        algorithms.dp_norm_fedavg_discrete(25, sigma=300.0, support=4000),
+        algorithms.dp_norm_fedavg_binomial(25, levels=4, trials=20_000),
+        algorithms.dp_norm_fedavg_qtdl(25, levels=4, alpha=0.01, support=4000),
+    ):
+        views = [guarantee(recipe, 10, 100, 5, 1e-5, view).epsilon for view in VIEWS]
+        assert views == sorted(views), recipe.name
+        assert views[0] < math.inf
+
+
+def test_a_cap_limits_what_a_view_of_participants_can_cost() -> None:
+    capped = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400, cap=3)
+    free = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400)
+    for view in ("sum", "messages"):
+        found = guarantee(capped, 10, 100, 20, 1e-5, view)
+        assert found.epsilon == guarantee(free, 10, 100, 3, 1e-5, view).epsilon
+        assert found.epsilon < guarantee(free, 10, 100, 20, 1e-5, view).epsilon
+        assert found.drawn is not None
+        assert found.drawn <= found.epsilon
+
+
+def test_a_cap_helps_the_models_too_where_it_is_worth_more_than_sampling() -> None:
+    once = algorithms.dp_fedavg(rate=0.5, noise_multiplier=2.0, cap=1)
+    assert once.spent(10, 100, 50) == events.Either(
+        (
+            events.Composed(events.PoissonSampled(0.5, events.GaussianRelease(2.0)), 50),
+            events.Composed(events.GaussianRelease(2.0), 1),
+        )
+    )
+    single = algorithms.dp_fedavg(rate=1.0, noise_multiplier=2.0)
+    assert guarantee(once, 10, 100, 50, 1e-5).epsilon == pytest.approx(
+        guarantee(single, 10, 100, 1, 1e-5).epsilon, rel=1e-3
+    )
+
+
+def test_a_capped_cohort_of_fixed_size_is_not_amplified() -> None:
+    recipe = algorithms.dp_fedavg(clients=10, noise_multiplier=3.0, cap=2)
+    assert recipe.event(10, 100) == events.GaussianRelease(1.5)
+
+
+def test_the_count_of_an_adaptive_clip_is_in_the_event() -> None:
+    recipe = algorithms.dp_fedavg_adaptive(rate=0.1, noise_multiplier=3.0, count_noise=2.0)
+    joint = (3.0**-2 + (2 * 2.0) ** -2) ** -0.5
+    assert recipe.release(10, 100) == events.GaussianRelease(pytest.approx(joint))
+    replaced = algorithms.dp_fedavg_adaptive(clients=10, noise_multiplier=3.0, count_noise=2.0)
+    assert replaced.release(10, 100) == events.GaussianRelease(pytest.approx(joint / 2))
+
+
+def test_a_round_counts_with_those_who_were_promised_only() -> None:
+    recipe = algorithms.dp_norm_fedavg_secagg(rate=0.2, honest=15)
+    assert recipe.least_arrivals(100) == 15
+    assert algorithms.dp_norm_fedavg_secagg(20).least_arrivals(100) == 20
+    assert algorithms.dp_fedavg(rate=0.2).least_arrivals(100) == 0
+    with pytest.raises(UserError, match="there are only 10"):
+        recipe.least_arrivals(10)
+
+
+def test_silence_is_not_private_in_any_view() -> None:
+    assert Silent().settled
+    for view in VIEWS:
+        assert math.isinf(guarantee(algorithms.clipped_fedavg(), 10, 100, 1, 1e-5, view).epsilon)

@@ -152,7 +152,7 @@ def test_parameters_reach_the_algorithm() -> None:
 
 
 PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
-    "an unknown name": ({"clap": 1.0}, "did you mean 'clip'"),
+    "an unknown name": ({"clipp": 1.0}, "did you mean 'clip'"),
     "a word": ({"clip": "much"}, "dp_fedavg: clip is 'much'; it must be a number"),
     "true for a number": ({"clip": True}, "clip is True"),
     "a word for a rate": ({"learning_rate": "x"}, "it must be a number or a part of kind Constant"),

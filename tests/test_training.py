@@ -59,7 +59,7 @@ def test_more_rounds_need_more_noise(blobs: Federated, private_recipe: Recipe) -
 def test_noise_that_is_given_is_kept_and_its_epsilon_reported(
     blobs: Federated, private_recipe: Recipe
 ) -> None:
-    recipe = private_recipe.with_noise(3.0, 18, 1e-5)
+    recipe = private_recipe.with_noise(3.0, 18, 12, 1.0, 1e-5)
     result = train(recipe, blobs, rounds=5)
     assert result.recipe == recipe
     assert 0 < result.guarantee.epsilon < math.inf
@@ -74,7 +74,7 @@ def test_noise_that_is_not_settled_needs_a_budget(blobs: Federated, private_reci
 def test_settled_noise_that_keeps_the_budget_stays(
     blobs: Federated, private_recipe: Recipe
 ) -> None:
-    recipe = private_recipe.with_noise(50.0, 18, 1e-5)
+    recipe = private_recipe.with_noise(50.0, 18, 12, 1.0, 1e-5)
     assert train(recipe, blobs, rounds=2, epsilon=5.0).recipe == recipe
 
 
@@ -82,7 +82,7 @@ def test_settled_noise_that_breaks_the_budget_is_refused(
     blobs: Federated, private_recipe: Recipe
 ) -> None:
     with pytest.raises(UserError, match=r"over the budget of 0\.01"):
-        train(private_recipe.with_noise(1.0, 18, 1e-5), blobs, rounds=2, epsilon=0.01)
+        train(private_recipe.with_noise(1.0, 18, 12, 1.0, 1e-5), blobs, rounds=2, epsilon=0.01)
 
 
 def test_a_recipe_without_noise_has_no_budget(blobs: Federated, plain_recipe: Recipe) -> None:
@@ -118,7 +118,7 @@ def test_the_result_is_evaluated_as_its_model_is(blobs: Federated, plain_recipe:
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(
     blobs: Federated, private_recipe: Recipe
 ) -> None:
-    recipe = private_recipe.with_noise(1.0, 18, 1e-5)
+    recipe = private_recipe.with_noise(1.0, 18, 12, 1.0, 1e-5)
     one, again, other = (train(recipe, blobs, "mlp-4", rounds=3, seed=seed) for seed in (1, 1, 2))
     assert weights(one) == weights(again) != weights(other)
     assert [r.signal for r in one.records] == [r.signal for r in again.records]
@@ -154,7 +154,7 @@ def test_a_summary_is_json_without_nan(recipe: Recipe, blobs: Federated) -> None
     result = train(recipe, blobs, rounds=2)
     again = json.loads(json.dumps(result.summary(), allow_nan=False))
     assert again == result.summary()
-    assert again["guarantee"]["sentence"] == result.guarantee.sentence()
+    assert again["privacy"]["views"]["models"]["sentence"] == result.guarantee.sentence()
 
 
 def test_a_run_that_diverges_says_what_was_rejected(blobs: Federated) -> None:
@@ -380,7 +380,7 @@ def test_a_run_in_another_thread_leaves_signals_alone(
 def test_a_run_goes_on_as_if_it_had_not_stopped(
     blobs: Federated, private_recipe: Recipe, tmp_path: Path, stop: int
 ) -> None:
-    recipe = private_recipe.with_noise(1.0, 18, 1e-5)
+    recipe = private_recipe.with_noise(1.0, 18, 12, 1.0, 1e-5)
     directory = work.RunDirectory.create(tmp_path / "a")
     first = work.prepare(recipe, blobs, rounds=5)
     for _ in range(stop):

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from fedveil.parts.bound import Clip, Normalize, SmoothNormalize, Unbounded
+from fedveil.parts.bound import (
+    AdaptiveClip,
+    Clip,
+    Normalize,
+    ProbedClip,
+    SmoothNormalize,
+    Unbounded,
+)
 from fedveil.parts.cohort import Everyone, FixedSize, Poisson
+from fedveil.parts.discrete import (
+    Binomial,
+    DiscreteGaussian,
+    PublishedLaplace,
+    TruncatedDiscreteLaplace,
+)
 from fedveil.parts.local import GD, SGD, IncrementalGradient, Proximal
 from fedveil.parts.memory import ErrorCompensation, NoMemory
-from fedveil.parts.noise import Binomial, Gaussian, Silent, TruncatedDiscreteLaplace
-from fedveil.parts.quantize import Exact, StochasticRound
+from fedveil.parts.noise import Gaussian, RoundedGaussian, Silent
+from fedveil.parts.quantize import ConditionalRound, Exact, StochasticRound, TowardZero
 from fedveil.parts.report import Difference, GradientScale, Model
 from fedveil.parts.schedule import Constant, Decay, Steps
 from fedveil.parts.server import (
@@ -24,11 +37,14 @@ __all__ = [
     "GD",
     "SGD",
     "Adam",
+    "AdaptiveClip",
     "Binomial",
     "Clip",
+    "ConditionalRound",
     "Constant",
     "Decay",
     "Difference",
+    "DiscreteGaussian",
     "ErrorCompensation",
     "Everyone",
     "Exact",
@@ -44,13 +60,17 @@ __all__ = [
     "Normalize",
     "NormalizedStep",
     "Poisson",
+    "ProbedClip",
     "Proximal",
+    "PublishedLaplace",
     "RandomIterate",
+    "RoundedGaussian",
     "Silent",
     "SmoothNormalize",
     "Step",
     "Steps",
     "StochasticRound",
+    "TowardZero",
     "TruncatedDiscreteLaplace",
     "Unbounded",
 ]

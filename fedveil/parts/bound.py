@@ -12,15 +12,18 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.parts.checks import positive
-from fedveil.privacy.norms import Norms
+from fedveil.parts.checks import check, not_negative, positive
+from fedveil.privacy.events import GaussianRelease, NonPrivate, Release
+from fedveil.privacy.norms import Adjacency, Norms
 
 MARGIN = 1.0 - 2.0**-20
 TINY = 2.0**-100
 SMALLEST, LARGEST = 2.0**-126, 2.0**126  # scales that float32 holds without loss
+LEAST_NORM, LARGEST_NORM = 1e-12, 1e12  # of a threshold that moves by itself
 
 
 class Bound(Protocol):
@@ -72,6 +75,88 @@ class Clip:
     def norms(self, dim: int) -> Norms:
         """‖b‖ ≤ C."""
         return within(self.norm, dim)
+
+
+@dataclass(frozen=True)
+class ProbedClip(Clip):
+    """Clip at c = factor·mean‖w‖ over all rounds of a run without bound or noise on the same data.
+
+    Zhang et al. 2022, §3.1. *The threshold leaks*: no ε covers how it was found, and the statement
+    says so. A norm of 0 stands for a threshold that has not been probed yet.
+    """
+
+    norm: float = 0.0
+    factor: float = 0.5
+
+    def __post_init__(self) -> None:
+        not_negative(self, "norm", self.norm)
+        positive(self, "factor", self.factor)
+
+    @property
+    def probed(self) -> bool:
+        """Whether the threshold is known."""
+        return self.norm > 0
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """C_{k+1} = C_k·exp(−η·(b̃ − γ)), b̃ the noisy fraction of updates no longer than C_k.
+
+    Andrew et al. 2021, Alg. 1: C finds the γ-quantile of the norms. Each unit adds ±½ to the count,
+    whose noise has deviation `count_noise` (a twentieth of the cohort if not given) and is in the
+    accounting; the sum's noise follows the C_k of its own round.
+    """
+
+    start: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        positive(self, "start", self.start)
+        check(self, "quantile", self.quantile, 0 < self.quantile < 1, "above 0 and below 1")
+        positive(self, "rate", self.rate)
+        if self.count_noise is not None:
+            positive(self, "count_noise", self.count_noise)
+
+    def scale(self, norms: Tensor) -> Tensor:
+        """As Clip at the first threshold; a round asks `at` for its own."""
+        return self.at(self.start).scale(norms)
+
+    def norms(self, dim: int) -> Norms:
+        """As Clip at the first threshold: ratios of noise to bound are the same at every other."""
+        return self.at(self.start).norms(dim)
+
+    def at(self, norm: float) -> Clip:
+        """The bound of a round whose threshold is `norm`."""
+        return Clip(norm)
+
+    def deviation(self, expected: float) -> float:
+        """Of the count's noise."""
+        return self.count_noise or expected / 20
+
+    def joined(self, release: Release, adjacency: Adjacency, expected: float) -> Release:
+        """The sum and the count in one release: 1/ρ² = 1/ρ_sum² + 1/ρ_count².
+
+        The count moves by ½ when a unit comes or goes, by 1 when it is replaced.
+        """
+        if not isinstance(release, GaussianRelease):
+            return NonPrivate("the count of an adaptive clip is accounted with Gaussian noise only")
+        move = 1.0 if adjacency == "replace-one" else 0.5
+        ratio = self.deviation(expected) / move
+        return GaussianRelease((release.ratio**-2 + ratio**-2) ** -0.5)
+
+    def next(
+        self, norm: float, short: int, arrived: int, expected: float, rng: np.random.Generator
+    ) -> float:
+        """C_{k+1} from how many of the arrived were short enough; the count is noised in halves."""
+        from fedveil.samplers import rounded_gaussian
+
+        halves = 2 * short - arrived  # Σ(b_i − ½) in units of ½
+        noise = int(rounded_gaussian(2 * self.deviation(expected), 1, rng)[0])
+        fraction = 0.5 + (halves + noise) / 2 / expected
+        step = -self.rate * (min(max(fraction, 0.0), 1.0) - self.quantile)
+        return min(max(norm * math.exp(step), LEAST_NORM), LARGEST_NORM)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""cohort: who takes part in a round, and how hidden participation amplifies privacy."""
+"""cohort: who takes part in a round, and how hidden participation amplifies privacy.
+
+`cap` is how often a unit takes part at most in a whole run. `honest` is how many honest clients are
+sure to arrive in a round whose noise the clients bring: with fewer the round is rejected.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,8 @@ from fedveil.parts.checks import check, count
 from fedveil.privacy import events
 from fedveil.privacy.norms import Adjacency
 
+Taken = np.ndarray | None  # how often each unit has taken part, where that matters
+
 
 class Cohort(Protocol):
     """Draws a round's cohort and states what drawing it is worth."""
@@ -24,10 +30,21 @@ class Cohort(Protocol):
     def fixed(self) -> bool:
         """Whether the number of participants is the same in every round."""
 
+    @property
+    def cap(self) -> int | None:
+        """How often a unit takes part at most; None for no limit."""
+
+    @property
+    def honest(self) -> int | None:
+        """How many honest clients are sure to arrive; None for what the cohort itself promises."""
+
     def expected(self, population: int) -> float:
         """The public denominator: how many take part on average."""
 
-    def draw(self, population: int, rng: np.random.Generator) -> np.ndarray:
+    def sure(self, population: int) -> int:
+        """How many honest clients' noise a released sum holds at least."""
+
+    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
         """Indexes of the participants, ascending."""
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
@@ -38,7 +55,12 @@ class Cohort(Protocol):
 class Everyone:
     """S_k = {1..n}.  No amplification."""
 
+    honest: int | None = None
     fixed = True
+    cap = None
+
+    def __post_init__(self) -> None:
+        _check_honest(self, self.honest)
 
     @property
     def adjacency(self) -> Adjacency:
@@ -49,7 +71,11 @@ class Everyone:
         """n."""
         return float(population)
 
-    def draw(self, population: int, rng: np.random.Generator) -> np.ndarray:
+    def sure(self, population: int) -> int:
+        """All, unless fewer are trusted."""
+        return _at_most(self, self.honest or population, population)
+
+    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
         """All of them."""
         return np.arange(population)
 
@@ -66,10 +92,14 @@ class Poisson:
     """
 
     rate: float
+    cap: int | None = None
+    honest: int | None = None
     fixed = False
 
     def __post_init__(self) -> None:
         check(self, "rate", self.rate, 0 < self.rate <= 1, "above 0 and at most 1")
+        _check_cap(self, self.cap)
+        _check_honest(self, self.honest)
 
     @property
     def adjacency(self) -> Adjacency:
@@ -80,12 +110,19 @@ class Poisson:
         """q·n, whoever came."""
         return self.rate * population
 
-    def draw(self, population: int, rng: np.random.Generator) -> np.ndarray:
-        """One coin for each client."""
-        return np.flatnonzero(rng.random(population) < self.rate)
+    def sure(self, population: int) -> int:
+        """None but the unit itself, unless rounds with fewer are rejected."""
+        return _at_most(self, self.honest or 1, population)
+
+    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
+        """One coin for each unit; it does not count for one that has taken part often enough."""
+        comes = rng.random(population) < self.rate
+        return np.flatnonzero(comes & _may(population, self.cap, taken))
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        """Poisson subsampling."""
+        """Poisson subsampling; a cap looks at the unit's own past coins only."""
+        if isinstance(event, events.Proven):
+            return events.Proven(tuple(self.amplify(way, population) for way in event.ways))
         if isinstance(event, events.GaussianRelease | events.ApproximateRelease):
             return events.PoissonSampled(self.rate, event)
         return event
@@ -93,13 +130,23 @@ class Poisson:
 
 @dataclass(frozen=True)
 class FixedSize:
-    """S_k: `clients` drawn uniformly without replacement.  Amplifies under replace-one."""
+    """S_k: `clients` drawn uniformly without replacement.  Amplifies under replace-one.
+
+    Of those who may take part, if there is a cap; there can be fewer than `clients` of them.
+    """
 
     clients: int
+    cap: int | None = None
+    honest: int | None = None
     fixed = True
 
     def __post_init__(self) -> None:
         count(self, "clients", self.clients)
+        _check_cap(self, self.cap)
+        _check_honest(self, self.honest)
+        if self.honest is not None:
+            enough = self.honest <= self.clients
+            check(self, "honest", self.honest, enough, f"at most clients = {self.clients}")
 
     @property
     def adjacency(self) -> Adjacency:
@@ -108,20 +155,50 @@ class FixedSize:
 
     def expected(self, population: int) -> float:
         """The fixed size."""
-        if self.clients > population:
-            raise UserError(
-                f"FixedSize asks for {self.clients} clients a round, but there are only "
-                f"{population}; ask for at most {population}."
-            )
-        return float(self.clients)
+        return float(_at_most(self, self.clients, population))
 
-    def draw(self, population: int, rng: np.random.Generator) -> np.ndarray:
+    def sure(self, population: int) -> int:
+        """All of the cohort, unless fewer are trusted."""
+        return self.honest or self.clients
+
+    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
         """A uniform subset."""
-        size = int(self.expected(population))
-        return np.sort(rng.choice(population, size=size, replace=False))
+        may = np.flatnonzero(_may(population, self.cap, taken))
+        size = min(int(self.expected(population)), len(may))
+        return np.sort(rng.choice(may, size=size, replace=False))
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        """Subsampling without replacement."""
+        """Subsampling without replacement; a cap makes draws depend on earlier ones and ends it."""
+        if isinstance(event, events.Proven):
+            return events.Proven(tuple(self.amplify(way, population) for way in event.ways))
+        if self.cap is not None:
+            return event
         if isinstance(event, events.GaussianRelease | events.ApproximateRelease):
             return events.SampledWithoutReplacement(self.clients, population, event)
         return event
+
+
+def _may(population: int, cap: int | None, taken: Taken) -> np.ndarray:
+    """Who has not taken part `cap` times yet."""
+    if cap is None or taken is None:
+        return np.ones(population, dtype=bool)
+    return taken < cap
+
+
+def _check_cap(cohort: object, cap: int | None) -> None:
+    if cap is not None:
+        count(cohort, "cap", cap)
+
+
+def _check_honest(cohort: object, honest: int | None) -> None:
+    if honest is not None:
+        count(cohort, "honest", honest)
+
+
+def _at_most(cohort: object, clients: int, population: int) -> int:
+    if clients > population:
+        raise UserError(
+            f"{type(cohort).__name__} asks for {clients} clients a round, but there are only "
+            f"{population}; ask for at most {population}."
+        )
+    return clients

@@ -1,9 +1,13 @@
-"""quantize: put a message on a grid, so that it fits a finite number of bits."""
+"""quantize: put a message on a grid, so that it fits a finite number of bits.
+
+On a grid a message is whole numbers, the multiples of the grid step that it stands for, from the
+client to the sum; sums of whole numbers are exact.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +16,8 @@ from torch import Tensor
 
 from fedveil.parts.checks import count
 from fedveil.privacy.norms import Norms
+
+RETRIES = 40  # of a rounding that came out too long, before it is cut towards zero
 
 
 class Quantize(Protocol):
@@ -22,10 +28,10 @@ class Quantize(Protocol):
         """Whether each message must be known, or their sum is enough."""
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
-        """Quantize each row; `bound` is what each row can be at most."""
+        """Each row on the grid, as whole numbers (int64); `bound` is what a row can be at most."""
 
     def norms(self, bound: Norms) -> Norms:
-        """What a quantized message can be at most."""
+        """What a quantized message can be at most, and its grid."""
 
 
 @dataclass(frozen=True)
@@ -56,20 +62,14 @@ class StochasticRound:
     def __post_init__(self) -> None:
         count(self, "levels", self.levels)
 
-    def grid(self, bound: Norms) -> float:
-        """g = C/s."""
-        return bound.linf / self.levels
-
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
         """Round up or down at random, without bias; |q_j| ≤ C."""
-        grid = self.grid(bound)
         uniform = torch.from_numpy(rng.random(rows.shape))
-        levels = torch.floor(rows.double() / grid + uniform).clamp_(-self.levels, self.levels)
-        return levels.mul_(grid)
+        return _rounded(_in_steps(rows, bound, self.levels), uniform, self.levels)
 
     def norms(self, bound: Norms) -> Norms:
         """The grid's and the bound's triangle inequality."""
-        grid, dim = self.grid(bound), bound.dim
+        grid, dim = bound.linf / self.levels, bound.dim
         return Norms(
             dim,
             l1=bound.l1 + grid * dim,
@@ -77,3 +77,79 @@ class StochasticRound:
             linf=bound.linf,
             grid=grid,
         )
+
+
+@dataclass(frozen=True)
+class ConditionalRound:
+    """Stochastic rounding, drawn again until ‖q‖₂ ≤ √(C² + g²d/4 + g·(C + g√d/2)).
+
+    Kairouz et al. 2021, Alg. 1 with β = e^(−1/2): a draw is short enough with a chance
+    of at least 1 − β, and in high dimension ‖q‖₂ is far below StochasticRound's C + g√d.
+    """
+
+    levels: int
+    rows_needed = True
+
+    def __post_init__(self) -> None:
+        count(self, "levels", self.levels)
+
+    def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
+        """Round; a row that is too long again, from its own seed, so that grouping is no matter."""
+        uniform = torch.from_numpy(rng.random((len(rows), rows.shape[1] + 1)))
+        exact = _in_steps(rows, bound, self.levels)
+        steps = _rounded(exact, uniform[:, :-1], self.levels)
+        longest = self.norms(bound).steps.l2
+        for row in torch.nonzero(_too_long(steps, longest)).flatten().tolist():
+            seed = int(float(uniform[row, -1]) * 2**53)
+            steps[row] = self._again(
+                exact[row], longest, np.random.Generator(np.random.Philox(seed))
+            )
+        return steps
+
+    def _again(self, exact: Tensor, longest: float, rng: np.random.Generator) -> Tensor:
+        for _ in range(RETRIES):
+            steps = _rounded(exact, torch.from_numpy(rng.random(len(exact))), self.levels)
+            if not bool(_too_long(steps[None], longest)):
+                return steps
+        return torch.trunc(exact).long()
+
+    def norms(self, bound: Norms) -> Norms:
+        """The bound that a draw is held to; the other norms follow from it."""
+        grid, root = bound.linf / self.levels, math.sqrt(bound.dim)
+        spread = grid * (bound.l2 + grid * root / 2)
+        l2 = math.sqrt(bound.l2**2 + grid**2 * bound.dim / 4 + spread)
+        return Norms(bound.dim, l1=l2 * root, l2=l2, linf=bound.linf, grid=grid)
+
+
+@dataclass(frozen=True)
+class TowardZero:
+    """q_j = trunc(b_j/g)·g with g = C/s: |q_j| ≤ |b_j|, so no norm grows.
+
+    Biased by less than g a coordinate; meant for grids about as fine as float32.
+    """
+
+    levels: int = 2**24
+    rows_needed = True
+
+    def __post_init__(self) -> None:
+        count(self, "levels", self.levels)
+
+    def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
+        """Cut what is below the grid; no randomness is used."""
+        return torch.trunc(_in_steps(rows, bound, self.levels)).long()
+
+    def norms(self, bound: Norms) -> Norms:
+        """As before, on a grid."""
+        return replace(bound, grid=bound.linf / self.levels)
+
+
+def _in_steps(rows: Tensor, bound: Norms, levels: int) -> Tensor:
+    return rows.double() * (levels / bound.linf)
+
+
+def _rounded(exact: Tensor, uniform: Tensor, levels: int) -> Tensor:
+    return torch.floor(exact + uniform).clamp_(-levels, levels).long()
+
+
+def _too_long(steps: Tensor, longest: float) -> Tensor:
+    return (steps * steps).sum(dim=1) > longest**2

@@ -1,4 +1,4 @@
-"""ε(δ) and δ(ε) of events, by dp-accounting's privacy loss distributions.
+"""ε(δ) and δ(ε) of events, by dp-accounting's privacy loss distributions and Rényi conversions.
 
 Every conversion is pessimistic: what is printed is an upper bound on the true ε.
 """
@@ -7,29 +7,48 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedveil.errors import UserError
 from fedveil.privacy import events
+from fedveil.privacy.losses import Best, GaussianMixture, Loss, Renyi, Weighted
 
 INTERVAL = 1e-3  # losses are rounded up to multiples of it (connect-the-dots keeps that tight)
 POINTS = 30_000  # about so many of them at most: large losses are rounded more coarsely
+MOST_POINTS = 200_000  # where a round's loss is so small that a finer grid is needed
 LEAST_RATIO = 0.02  # of noise to sensitivity: below it a single release costs an ε of over 1000
+QUICK = (2, 3, 4, 5, 6, 8, 11, 15, 20, 32, 64, 128)  # whole Rényi orders are quick to compute
+NEGLIGIBLE = 1e-16  # chances of numbers of rounds that are not told apart
 
 
-def epsilon(event: events.Round | events.Composed, delta: float) -> float:
+def epsilon(event: events.Round | events.Spent, delta: float) -> float:
     """The least ε with the event (ε, δ)-DP, bounded from above; ∞ when there is none."""
     check_delta(delta)
     loss = _loss(event)
     return math.inf if loss is None else float(loss.get_epsilon_for_delta(delta))
 
 
-def delta(event: events.Round | events.Composed, epsilon: float) -> float:
+def delta(event: events.Round | events.Spent, epsilon: float) -> float:
     """The least δ with the event (ε, δ)-DP, bounded from above."""
     loss = _loss(event)
     return 1.0 if loss is None else float(loss.get_delta_for_epsilon(epsilon))
+
+
+def quick_epsilon(event: events.Spent, delta: float) -> float | None:
+    """A rough ε from above in a millisecond or two, for the rounds that have one; else None."""
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    match event:
+        case events.Composed(events.PoissonSampled(rate, events.GaussianRelease(ratio)), count):
+            sampled = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio))
+            return float(RdpAccountant(QUICK).compose(sampled, count).get_epsilon(delta))
+        case events.Composed(events.RenyiRelease()):
+            return epsilon(event, delta)
+    return None
 
 
 def check_delta(delta: float) -> None:
@@ -48,32 +67,85 @@ def check_epsilon(epsilon: float) -> None:
         )
 
 
-def _loss(event: events.Round | events.Composed) -> Any | None:
-    """The privacy loss distribution, or None for a release without a guarantee."""
-    if isinstance(event, events.NonPrivate) or _ratio(event) < LEAST_RATIO:
+def _loss(event: events.Round | events.Spent) -> Loss | None:
+    """The privacy loss of a run or a round; None for a release without a guarantee."""
+    match event:
+        case events.Either(ways):
+            return _best([_loss(way) for way in ways])
+        case events.Attended():
+            return _attended(event)
+        case events.Composed(release, count):
+            return _composed(release, count)
+        case _:
+            return _composed(event, 1)
+
+
+def _best(losses: list[Loss | None]) -> Loss | None:
+    found = [loss for loss in losses if loss is not None]
+    return Best(tuple(found)) if found else None
+
+
+def _composed(event: events.Round, count: int) -> Loss | None:
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    if count == 0:
+        return _library(pld.identity(value_discretization_interval=INTERVAL))
+    match event:
+        case events.NonPrivate():
+            return None
+        case events.Proven(ways):
+            return _best([_composed(way, count) for way in ways])
+        case events.RenyiRelease(divergences, escape, distance):
+            return Renyi(count * np.array(divergences), count * escape, count * distance)
+        case events.GaussianRelease(ratio):  # composes in closed form
+            event, count = events.GaussianRelease(ratio / math.sqrt(count)), 1
+    if _ratio(event) < LEAST_RATIO:
         return None
-    if isinstance(event, events.Composed):
-        return _composed(event)
-    return _one_round(event)
+    once = _one_round(event)
+    return _library(once if count == 1 else once.self_compose(count))
 
 
-def _ratio(event: events.Round | events.Composed) -> float:
+def _library(loss: Any) -> Loss:
+    """dp-accounting's distribution, which speaks our protocol."""
+    found: Loss = loss
+    return found
+
+
+def _ratio(event: events.Round) -> float:
     """Noise over sensitivity of a Gaussian release, sampled or not; ∞ for others."""
     if isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
         return _ratio(event.event)
     return event.ratio if isinstance(event, events.GaussianRelease) else math.inf
 
 
-def _composed(event: events.Composed) -> Any | None:
-    from dp_accounting.pld import privacy_loss_distribution as pld
+def _attended(event: events.Attended) -> Loss | None:
+    """Σ_j P(J = j)·δ_j(ε) with J = min(Bin(rounds, rate), most): the coins are seen."""
+    times, chances = _attendance(event.rate, event.rounds, event.most)
+    match event.event:
+        case events.NonPrivate():
+            return None
+        case events.Proven(ways):
+            return _best([_attended(replace(event, event=way)) for way in ways])
+        case events.RenyiRelease(divergences, escape, distance):
+            mean = float(times @ chances)
+            mixed = Renyi.mixed(np.array(divergences), times, chances)
+            return Renyi(mixed, mean * escape, mean * distance)
+        case events.GaussianRelease(ratio):
+            return None if ratio < LEAST_RATIO else GaussianMixture(ratio, times, chances)
+        case release:
+            losses = [_composed(release, int(j)) for j in times]
+            return Weighted(chances, tuple(loss for loss in losses if loss is not None))
 
-    inner = event.event
-    if event.count == 0:
-        return pld.identity(value_discretization_interval=INTERVAL)
-    if isinstance(inner, events.GaussianRelease):  # composes in closed form
-        return _loss(events.GaussianRelease(inner.ratio / math.sqrt(event.count)))
-    loss = _loss(inner)
-    return None if loss is None else loss.self_compose(event.count)
+
+def _attendance(rate: float, rounds: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """How often one takes part, and with what chance; rare counts are put in the worst place."""
+    from scipy.stats import binom
+
+    counts = np.arange(rounds + 1)
+    chances = binom.pmf(counts, rounds, rate)
+    likely = chances > NEGLIGIBLE / (rounds + 1)
+    times = np.append(np.minimum(counts[likely], most), most)
+    return times, np.append(chances[likely], NEGLIGIBLE)
 
 
 @functools.lru_cache(maxsize=64)
@@ -88,7 +160,7 @@ def _one_round(event: events.Round) -> Any:
             )
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
             return pld.from_gaussian_mechanism(
-                ratio, sampling_prob=rate, value_discretization_interval=_interval(ratio)
+                ratio, sampling_prob=rate, value_discretization_interval=_interval(ratio, rate)
             )
         case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
             return _gaussian_without_replacement(ratio, cohort / population)
@@ -107,9 +179,20 @@ def _one_round(event: events.Round) -> Any:
             raise TypeError(f"no accounting for {event!r}")
 
 
-def _interval(ratio: float) -> float:
-    """A Gaussian's losses have mean 1/(2ρ²) and deviation 1/ρ; twelve deviations are covered."""
-    return max(INTERVAL, (0.5 / ratio**2 + 12 / ratio) / POINTS)
+def _interval(ratio: float, rate: float = 1.0) -> float:
+    """A tenth of the deviation of one round's loss, within reason.
+
+    A Gaussian's losses have mean 1/(2ρ²) and deviation 1/ρ, of which twelve are covered. Sampled,
+    their deviation is about q·√(e^{1/ρ²} − 1); a grid h adds h²/6 to its square in every round.
+    """
+    widest = 0.5 / ratio**2 + 12 / ratio
+    deviation = rate * math.sqrt(math.expm1(min(ratio**-2, 50.0)))
+    return max(min(INTERVAL, deviation / 10), widest / MOST_POINTS, _coarse(widest))
+
+
+def _coarse(widest: float) -> float:
+    """Losses so large that a grid of INTERVAL would be out of proportion."""
+    return widest / POINTS if widest / POINTS > INTERVAL else 0.0
 
 
 def _subsampled(event: events.ApproximateRelease, rate: float) -> events.ApproximateRelease:
@@ -133,7 +216,7 @@ def _gaussian_without_replacement(ratio: float, rate: float) -> Any:
         for kind in (kinds.ADD, kinds.REMOVE)
     ]
     bounds = [loss.connect_dots_bounds() for loss in both]
-    interval = _interval(ratio)
+    interval = _interval(ratio, rate)
     low = math.floor(min(bound.epsilon_lower for bound in bounds) / interval)
     high = math.ceil(max(bound.epsilon_upper for bound in bounds) / interval)
     steps = np.arange(low, high + 1)

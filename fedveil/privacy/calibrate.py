@@ -1,17 +1,23 @@
-"""Choose the noise for a budget: the least level that keeps ε, to 0.5%, never on the wrong side."""
+"""Choose noise, rounds or cohort for a budget: to 0.5%, and never on the wrong side of ε."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fedveil.errors import UserError
-from fedveil.privacy import accounting
+from fedveil.parts.cohort import Cohort, FixedSize, Poisson
+from fedveil.parts.discrete import Binomial, DiscreteGaussian
+from fedveil.privacy import accounting, events
 from fedveil.privacy.statement import guarantee
-from fedveil.recipe import Recipe, View
+from fedveil.recipe import Recipe
 
 TOLERANCE = 0.005
+LEAST_LEVEL, LARGEST_LEVEL = 2.0**-20, 2.0**40  # of noise that is tried
+MOST_ROUNDS = 1_000_000  # nobody plays more, and the accounting of more takes long
 
 
 @dataclass(frozen=True)
@@ -64,50 +70,187 @@ def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: i
     return recipe
 
 
-def settle(
-    recipe: Recipe,
-    budget: Budget,
-    rounds: int,
-    dim: int,
-    population: int,
-    view: View = "models",
-) -> Recipe:
+@functools.lru_cache(maxsize=256)
+def settle(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
     """The recipe with the least noise that spends at most the budget in all rounds.
 
-    Truncated noise may use up half of δ for leaving its support.
+    Towards the view the recipe is for. Truncated noise may use up a part of δ.
     """
-    truncation = budget.delta / (2 * max(rounds, 1))
+    share = budget.delta / max(rounds, 1)
 
     def at(level: float) -> Recipe:
-        return recipe.with_noise(level, dim, truncation)
+        return recipe.with_noise(level, dim, population, budget.epsilon, share)
 
-    def excess(level: float) -> float:
-        spent = at(level).spent(dim, population, rounds, view)
-        return accounting.epsilon(spent, budget.delta) - budget.epsilon
+    def exact(level: float) -> float:
+        return accounting.epsilon(at(level).spent(dim, population, rounds), budget.delta)
 
-    return at(least_level(excess))
+    _refuse_hopeless(at(1.0), dim, population)
+    return at(least_level(exact, budget.epsilon, _guess(at, budget, rounds, dim, population)))
 
 
-def least_level(excess: Callable[[float], float]) -> float:
-    """The least level with excess ≤ 0, for an excess that falls as the level grows.
+def _guess(
+    at: Callable[[float], Recipe], budget: Budget, rounds: int, dim: int, population: int
+) -> float:
+    """About the level that is sought, by Rényi divergences where they are quick; else 1."""
+    quick = at(1.0)
+    if isinstance(quick.noise, Binomial):  # as good as a discrete Gaussian of the same deviation
+        noise = DiscreteGaussian()
+        alike = replace(quick, noise=noise)
+        share = budget.delta / max(rounds, 1)
 
-    >>> 2.0 <= least_level(lambda level: 2.0 - level) <= 2.0 * (1 + TOLERANCE)
+        def at(level: float) -> Recipe:
+            return alike.with_noise(level, dim, population, budget.epsilon, share)
+
+    def rough(level: float) -> float:
+        spent = at(level).spent(dim, population, rounds)
+        found = accounting.quick_epsilon(spent, budget.delta)
+        return budget.epsilon / level if found is None else found
+
+    return least_level(rough, budget.epsilon, 1.0)
+
+
+def _refuse_hopeless(recipe: Recipe, dim: int, population: int) -> None:
+    """Some recipes have no guarantee towards a view, whatever the noise."""
+    release = recipe.release(dim, population)
+    if isinstance(release, events.NonPrivate) and recipe.noise.at == "server":
+        raise UserError(
+            f"{recipe.name} has no guarantee in view '{recipe.view}', since {release.reason}; "
+            "use noise at the clients, or view 'models'."
+        )
+
+
+def least_level(epsilon: Callable[[float], float], target: float, guess: float = 1.0) -> float:
+    """The least level with epsilon(level) ≤ target, for an ε that falls as the level grows.
+
+    It is bracketed from the guess on and then closed in on by secants on logarithmic scales.
+
+    >>> 2.0 <= least_level(lambda level: 6.0 / level, 3.0) <= 2.0 * (1 + TOLERANCE)
     True
     """
-    high = 1.0
-    while excess(high) > 0:
+    low, high = _bracket(epsilon, target, guess)
+    while high.level / low.level > 1 + TOLERANCE:
+        root = _secant(low, high, target)
+        for level in (root * (1 + 0.4 * TOLERANCE), root * (1 - 0.4 * TOLERANCE)):
+            if low.level < level < high.level:
+                found = _Tried(level, epsilon(level))
+                low, high = (low, found) if found.epsilon <= target else (found, high)
+    return high.level
+
+
+class _Tried(NamedTuple):
+    level: float
+    epsilon: float
+
+
+def _bracket(
+    epsilon: Callable[[float], float], target: float, guess: float
+) -> tuple[_Tried, _Tried]:
+    """One level that spends too much and one that does not, by larger and larger steps."""
+    here, step = _Tried(guess, epsilon(guess)), 1.05
+    while True:
+        enough = here.epsilon <= target
+        leap = min(max(here.epsilon / target, 1 / 8), 8.0)  # ε falls about as 1/level does
+        level = here.level * leap / step if enough else here.level * leap * step
+        if not LEAST_LEVEL < level < LARGEST_LEVEL:
+            break
+        there = _Tried(level, epsilon(level))
+        if enough != (there.epsilon <= target):
+            return (there, here) if enough else (here, there)
+        here, step = there, min(step**2, 4.0)
+    if enough:
+        return _Tried(here.level, math.inf), here
+    raise UserError("No amount of noise meets this budget; allow a larger epsilon or delta.")
+
+
+def _secant(low: _Tried, high: _Tried, target: float) -> float:
+    """Where the line through both, on logarithmic scales, meets the target; the middle if none."""
+    middle = math.sqrt(low.level * high.level)
+    if not math.isfinite(low.epsilon) or high.epsilon <= 0 or high.level / low.level > 4:
+        return middle
+    share = math.log(low.epsilon / target) / math.log(low.epsilon / high.epsilon)
+    root = low.level * (high.level / low.level) ** share
+    inside = low.level * (1 + 0.6 * TOLERANCE) < root < high.level * (1 - 0.6 * TOLERANCE)
+    return root if inside or high.level / low.level < 1 + 3 * TOLERANCE else middle
+
+
+@functools.lru_cache(maxsize=256)
+def most_rounds(recipe: Recipe, budget: Budget, dim: int, population: int) -> int:
+    """The largest number of rounds that a recipe with settled noise can play within the budget."""
+
+    def within(rounds: int) -> bool:
+        spent = recipe.spent(dim, population, rounds)
+        return accounting.epsilon(spent, budget.delta) <= budget.epsilon
+
+    if not within(1):
+        raise UserError(
+            f"{recipe.name}: a single round already spends more than epsilon = {budget.epsilon:g}; "
+            "use more noise."
+        )
+    high = 2
+    while within(high):
         high *= 2
-        if high > 2.0**40:
-            raise UserError(
-                "No amount of noise meets this budget; allow a larger epsilon or delta."
-            )
-    low = high / 2
-    while high > 2.0**-20 and excess(low) <= 0:
-        low, high = low / 2, low
+        if high > MOST_ROUNDS:
+            return MOST_ROUNDS
+    low = high // 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(middle) else (low, middle)
+    return low
+
+
+@functools.lru_cache(maxsize=256)
+def largest_cohort(
+    recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int
+) -> Recipe:
+    """The recipe with the largest cohort that keeps the budget with the noise it has.
+
+    Of a Poisson cohort the rate, to 0.5%; of a fixed size the number of clients.
+    """
+
+    def within(cohort: Cohort) -> bool:
+        spent = replace(recipe, cohort=cohort).spent(dim, population, rounds)
+        return accounting.epsilon(spent, budget.delta) <= budget.epsilon
+
+    best = _largest(recipe.cohort, population, within)
+    if best is None:
+        raise UserError(
+            f"{recipe.name}: not even the smallest cohort keeps epsilon = {budget.epsilon:g} with "
+            "this noise; use more noise or fewer rounds."
+        )
+    return replace(recipe, cohort=best)
+
+
+def _largest(cohort: Cohort, population: int, within: Callable[[Cohort], bool]) -> Cohort | None:
+    """By bisection: of the rate on a logarithmic scale, of a size in whole clients."""
+    if isinstance(cohort, Poisson):
+        return _largest_rate(cohort, population, within)
+    if isinstance(cohort, FixedSize):
+        return _largest_size(cohort, population, within)
+    raise UserError("Everyone takes part in every round; there is no cohort to choose.")
+
+
+def _largest_rate(
+    cohort: Poisson, population: int, within: Callable[[Cohort], bool]
+) -> Cohort | None:
+    low, high = 1 / (1000 * population), 1.0
+    if within(replace(cohort, rate=high)):
+        return replace(cohort, rate=high)
+    if not within(replace(cohort, rate=low)):
+        return None
     while high / low > 1 + TOLERANCE:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if excess(middle) <= 0 else (middle, high)
-    return high
+        low, high = (middle, high) if within(replace(cohort, rate=middle)) else (low, middle)
+    return replace(cohort, rate=low)
+
+
+def _largest_size(
+    cohort: FixedSize, population: int, within: Callable[[Cohort], bool]
+) -> Cohort | None:
+    low, high = 0, population + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if within(replace(cohort, clients=middle)) else (low, middle)
+    return replace(cohort, clients=low) if low else None
 
 
 def sensible_delta(population: int) -> float:

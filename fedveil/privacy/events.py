@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ORDERS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0,
+          3.3, 3.6, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0,
+          18.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0, 48.0, 56.0, 64.0, 80.0, 100.0, 128.0, 192.0,
+          256.0, 512.0, 1024.0)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class NonPrivate:
@@ -32,6 +37,19 @@ class ApproximateRelease:
 
 
 @dataclass(frozen=True)
+class RenyiRelease:
+    """D_α(P′‖Q′) ≤ divergences at ORDERS, for laws P′, Q′ near the release's own P, Q.
+
+    P is within `escape` of P′ and Q = Q′; then both are within `distance` of the real laws, in
+    total variation.
+    """
+
+    divergences: tuple[float, ...]
+    escape: float = 0.0
+    distance: float = 0.0
+
+
+@dataclass(frozen=True)
 class PoissonSampled:
     """The event on a cohort to which each unit belongs independently with probability rate.
 
@@ -51,9 +69,15 @@ class SampledWithoutReplacement:
     event: GaussianRelease | ApproximateRelease
 
 
-Round = (
-    NonPrivate | GaussianRelease | ApproximateRelease | PoissonSampled | SampledWithoutReplacement
-)
+@dataclass(frozen=True)
+class Proven:
+    """One release with several proofs; over all rounds the best of them counts."""
+
+    ways: tuple[Round, ...]
+
+
+Release = NonPrivate | GaussianRelease | ApproximateRelease | RenyiRelease | Proven
+Round = Release | PoissonSampled | SampledWithoutReplacement
 
 
 @dataclass(frozen=True)
@@ -62,3 +86,26 @@ class Composed:
 
     event: Round
     count: int
+
+
+@dataclass(frozen=True)
+class Attended:
+    """In each of `rounds` rounds the release with probability rate, nothing otherwise.
+
+    The coins are seen but depend on nobody's data, and come up `most` times at most.
+    """
+
+    event: Round
+    rate: float
+    rounds: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Either:
+    """One run with two proofs: the better one counts."""
+
+    ways: tuple[Composed, ...]
+
+
+Spent = Composed | Attended | Either

@@ -24,6 +24,13 @@ class Norms:
         """Whether one message is bounded at all."""
         return math.isfinite(self.l2)
 
+    @property
+    def steps(self) -> Norms:
+        """The same in units of the grid; ‖·‖∞ is whole, for moves are."""
+        grid = self.grid or 1.0
+        linf = math.ceil(self.linf / grid * (1 - 1e-12))
+        return Norms(self.dim, self.l1 / grid, self.l2 / grid, linf, 1.0)
+
     def sensitivity(self, adjacency: Adjacency) -> Norms:
         """Bounds on the change of the sum between neighbours.
 

@@ -1,23 +1,52 @@
-"""The guarantee of a run in one sentence, with everything an ε needs to mean something."""
+"""The privacy statement of a run: each view's (ε, δ) and all that it takes to mean something.
+
+For a lawyer and a reviewer alike: unit, neighbours, views, what is released, sampling, noise,
+accountant, assumptions, and what is not covered. As sentences, as text and as plain values.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
+from typing import Any
 
+from fedveil.parts.bound import AdaptiveClip, ProbedClip
+from fedveil.parts.cohort import FixedSize, Poisson
+from fedveil.parts.discrete import (
+    Binomial,
+    DiscreteGaussian,
+    PublishedLaplace,
+    TruncatedDiscreteLaplace,
+)
+from fedveil.parts.noise import Gaussian, RoundedGaussian
 from fedveil.privacy import accounting, events
 from fedveil.recipe import Recipe, View
+from fedveil.wire import length
 
+VIEWS: tuple[View, ...] = ("models", "sum", "messages")
 SEEN: dict[str, str] = {
     "models": "sees all released models but no single message",
+    "sum": "sees who takes part and the sum of their messages, but no single message",
     "messages": "sees every client's message and who sent it",
+}
+BRIEFLY: dict[str, str] = {
+    "models": "seeing the released models only",
+    "sum": "seeing who takes part and the sum of their messages",
+    "messages": "seeing every message and who sent it",
 }
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(ε, δ) for a unit, an adjacency and a view; ε = ∞ with the reason where there is none."""
+    """(ε, δ) for a unit, an adjacency and a view; ε = ∞ with the reason where there is none.
+
+    `epsilon` holds however often the unit was drawn, up to `most` rounds. Where who takes part is
+    seen, `drawn` is the ε over the coins that decide it, if they were fair.
+    """
 
     epsilon: float
     delta: float
@@ -27,6 +56,9 @@ class Guarantee:
     rounds: int
     population: int
     reason: str = ""
+    hidden: bool = True  # whether this view does not show who takes part
+    most: int = 0
+    drawn: float | None = None
 
     @property
     def private(self) -> bool:
@@ -40,9 +72,20 @@ class Guarantee:
         return (
             f"To anyone who {SEEN[self.view]}, this training is "
             f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-differentially private at the "
-            f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds} rounds, "
-            f"{self.population:,} {self.unit}s as a public number, PLD accounting). Simulated: who "
-            f"knows the seed can recompute the noise.{self._remark()}"
+            f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds} rounds"
+            f"{self._public()}).{self._attended()}{self._remark()}"
+        )
+
+    def _public(self) -> str:
+        return f", {self.population:,} {self.unit}s as a public number" if self.population else ""
+
+    def _attended(self) -> str:
+        if self.hidden or self.drawn is None:
+            return ""
+        often = "every round" if self.most == self.rounds else f"{self.most} rounds"
+        return (
+            f" It holds for one that takes part in {often}; over fair coins that decide who takes "
+            f"part, ε is {rounded_up(self.drawn)}."
         )
 
     def _remark(self) -> str:
@@ -54,23 +97,211 @@ class Guarantee:
         )
 
 
+@dataclass(frozen=True)
+class Statement:
+    """What a run of a settled recipe may claim, view by view."""
+
+    recipe: Recipe
+    dim: int
+    guarantees: tuple[Guarantee, ...]  # one for each view, in the order of VIEWS
+    secure: bool | None = False  # None where no run is spoken of
+
+    @property
+    def main(self) -> Guarantee:
+        """Towards the view that the recipe is for."""
+        return self.towards(self.recipe.view)
+
+    def towards(self, view: View) -> Guarantee:
+        """The guarantee of one view."""
+        return self.guarantees[VIEWS.index(view)]
+
+    def entries(self) -> Iterator[tuple[str, str]]:
+        """Labels and their texts, in the order a reader needs them."""
+        yield "Privacy", self.main.sentence()
+        if not self.recipe.private:
+            return
+        for guarantee in self.guarantees:
+            yield f"  {guarantee.view}", _line(guarantee)
+        yield "Released", self._released()
+        yield "Sampling", self._sampling()
+        yield "Noise", self._noise() + self._randomness()
+        if self.bits is not None:
+            yield "Messages", f"{self.bits} bits a coordinate, {self.message_bytes:,} bytes each"
+        yield "Accounted", _accountant()
+        yield "Assumed", "; ".join(self._assumptions()) + "."
+        yield "Not covered", "; ".join(self._not_covered()) + "."
+
+    def text(self) -> str:
+        """The statement as a page of plain text."""
+        return "".join(f"{label:<12}{text}\n" for label, text in self.entries())
+
+    def plain(self) -> dict[str, Any]:
+        """The statement as plain values, for JSON; an ε that is not finite is null."""
+        main = self.main
+        return {
+            "algorithm": self.recipe.name,
+            "unit": main.unit,
+            "population": main.population,
+            "rounds": main.rounds,
+            "dimension": self.dim,
+            "delta": main.delta,
+            "view": self.recipe.view,
+            "views": {g.view: _plain(g) for g in self.guarantees},
+            "noise_multiplier": self.multiplier,
+            "bits_per_coordinate": self.bits,
+            "bytes_per_message": self.message_bytes,
+            "randomness": {None: None, True: "secure", False: "seeded"}[self.secure],
+            "accountant": _accountant(),
+            "statement": {label.strip(): text for label, text in self.entries()},
+        }
+
+    @property
+    def multiplier(self) -> float | None:
+        """Noise on the sum over the bound of one message, where noise is Gaussian."""
+        noise = self.recipe.noise
+        return noise.multiplier if isinstance(noise, Gaussian | RoundedGaussian) else None
+
+    @property
+    def bits(self) -> int | None:
+        """Bits a coordinate on the wire, where messages are whole numbers."""
+        wire = self._wire
+        return None if wire is None else wire.bits
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of one message."""
+        return 4 * self.dim if self.bits is None else length(self.bits, self.dim)
+
+    @functools.cached_property
+    def _wire(self) -> Any:
+        population = self.main.population or 1
+        return self.recipe.wire(self.dim, population) if self.recipe.noise.settled else None
+
+    def _released(self) -> str:
+        more = ""
+        if isinstance(self.recipe.bound, AdaptiveClip):
+            more = " and every threshold C_k, whose noisy counts are accounted"
+        return f"every model of {self.main.rounds} rounds{more}; all that is computed from them."
+
+    def _sampling(self) -> str:
+        cohort, unit = self.recipe.cohort, self.main.unit
+        cap = "" if cohort.cap is None else f", at most {cohort.cap} times in a run"
+        match cohort:
+            case Poisson(rate):
+                return f"Poisson: each {unit} takes part in a round with probability {rate:g}{cap}."
+            case FixedSize(clients):
+                return f"fixed size: {clients} {unit}s a round without replacement{cap}."
+            case _:
+                return f"every {unit} takes part in every round."
+
+    def _noise(self) -> str:
+        noise = self.recipe.noise
+        where = "added by the server" if noise.at == "server" else "added by the clients"
+        match noise:
+            case Gaussian(multiplier) | RoundedGaussian(multiplier):
+                kind = "Gaussian" if isinstance(noise, Gaussian) else "rounded Gaussian"
+                return f"{kind} of multiplier {multiplier:.6g} on the sum, {where}"
+            case PublishedLaplace():
+                return "truncated discrete Laplace as published, not private as claimed"
+            case TruncatedDiscreteLaplace(alpha, support):
+                return f"truncated discrete Laplace, α = {alpha:.4g}, on ±{support} steps, {where}"
+            case DiscreteGaussian(sigma, support):
+                return f"discrete Gaussian, σ = {sigma:.4g}, on ±{support} steps, {where}"
+            case Binomial(trials):
+                return f"binomial of {trials} trials, {where}"
+            case _:
+                return f"{type(noise).__name__}, {where}"
+
+    def _randomness(self) -> str:
+        if self.secure is None:
+            return "."
+        if self.secure:
+            return "; drawn from the operating system's randomness by ChaCha20, as whole numbers."
+        return "; simulated: who knows the seed can recompute it."
+
+    def _assumptions(self) -> Iterator[str]:
+        yield "every message is bounded as the recipe says, by its client or by who receives it"
+        yield f"the number of {self.main.unit}s and the recipe are public"
+        if any(g.private and g.hidden for g in self.guarantees):
+            yield "towards view models: the server is trusted, and who takes part stays secret"
+        if self.towards("sum").private:
+            sure = self.recipe.summands(self.main.population or 1, "sum")
+            of_whom = f", to which at least {sure:g} honest clients add noise" if sure > 1 else ""
+            yield f"towards view sum: secure aggregation shows the sum alone{of_whom}"
+
+    def _not_covered(self) -> Iterator[str]:
+        yield "choosing settings by looking at results on these data"
+        yield "diagnostics: norms, counts, accuracy curves and client memory are private data"
+        if isinstance(self.recipe.bound, ProbedClip):
+            yield (
+                f"THE CLIPPING THRESHOLD {self.recipe.bound.norm:.4g}: it was taken from a run "
+                "without noise on these data and leaks (use an adaptive clip instead)"
+            )
+        else:
+            yield "thresholds and ranges taken from these data, if there are any"
+        if self.secure is False:
+            yield "one who knows the seed, and the last bits of floating-point sums"
+
+
+def _line(guarantee: Guarantee) -> str:
+    """One view in a line."""
+    brief = BRIEFLY[guarantee.view]
+    if not guarantee.private:
+        return f"no finite ε, {brief}: {guarantee.reason}"
+    drawn = ""
+    if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
+        often = "all rounds" if guarantee.most == guarantee.rounds else f"{guarantee.most} rounds"
+        drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
+    return (
+        f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "
+        f"({guarantee.adjacency}){drawn}"
+    )
+
+
+def _plain(guarantee: Guarantee) -> dict[str, Any]:
+    values = asdict(guarantee)
+    for name in ("epsilon", "drawn"):
+        if values[name] is not None and not math.isfinite(values[name]):
+            values[name] = None
+    return {**values, "sentence": guarantee.sentence()}
+
+
+def _accountant() -> str:
+    version = importlib.metadata.version("dp-accounting")
+    return (
+        f"by dp-accounting {version}: privacy loss distributions, rounded up, for Gaussian and "
+        "pure releases; Rényi divergences for other discrete noise."
+    )
+
+
 def rounded_up(number: float, digits: int = 3) -> str:
     """A number in a few digits, never smaller than it is.
 
     >>> rounded_up(4.9912), rounded_up(2.00096), rounded_up(1e-5)
     ('5', '2.01', '1e-05')
     """
+    if not math.isfinite(number):
+        return "∞"
     exact = Decimal(str(number))
     step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
     return f"{float(exact.quantize(step, ROUND_CEILING)):.{digits}g}"
 
 
 def guarantee(
-    recipe: Recipe, dim: int, population: int, rounds: int, delta: float, view: View = "models"
+    recipe: Recipe,
+    dim: int,
+    population: int,
+    rounds: int,
+    delta: float,
+    view: View | None = None,
 ) -> Guarantee:
-    """What `rounds` rounds of a recipe with settled noise have spent."""
-    spent = recipe.spent(dim, population, rounds, view)
+    """What `rounds` rounds of a recipe with settled noise have spent, towards a view."""
+    view = view or recipe.view
+    people = population or 1
+    spent = recipe.spent(dim, people, rounds, view)
     epsilon = accounting.epsilon(spent, delta)
+    hidden = recipe.hidden(view)
+    attended = None if hidden else recipe.attended(dim, people, rounds, view)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -79,11 +310,27 @@ def guarantee(
         view=view,
         rounds=rounds,
         population=population,
-        reason="" if math.isfinite(epsilon) else _reason(spent.event),
+        reason="" if math.isfinite(epsilon) else _reason(recipe.release(dim, people, view)),
+        hidden=hidden,
+        most=recipe.most(rounds),
+        drawn=None if attended is None else min(accounting.epsilon(attended, delta), epsilon),
     )
 
 
-def _reason(event: events.Round) -> str:
+def statement(
+    recipe: Recipe,
+    dim: int,
+    population: int,
+    rounds: int,
+    delta: float,
+    secure: bool | None = False,
+) -> Statement:
+    """The statement of a recipe with settled noise after so many rounds."""
+    views = tuple(guarantee(recipe, dim, population, rounds, delta, view) for view in VIEWS)
+    return Statement(recipe, dim, views, secure)
+
+
+def _reason(event: events.Release) -> str:
     if isinstance(event, events.NonPrivate):
         return event.reason
     return "there is too little noise for this δ"

@@ -8,10 +8,21 @@ from collections.abc import Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedveil.errors import UserError, unknown
-from fedveil.parts import bound, cohort, local, memory, noise, quantize, report, schedule, server
+from fedveil.parts import (
+    bound,
+    cohort,
+    discrete,
+    local,
+    memory,
+    noise,
+    quantize,
+    report,
+    schedule,
+    server,
+)
 from fedveil.recipe import Recipe
 
-MODULES = (cohort, local, report, memory, bound, quantize, noise, server, schedule)
+MODULES = (cohort, local, report, memory, bound, quantize, noise, discrete, server, schedule)
 PARTS: dict[str, type] = {
     kind.__name__: kind
     for module in MODULES
@@ -105,11 +116,12 @@ def _is(value: Any, kind: Any) -> bool:
 
 def _parts_of(protocol: type) -> list[type]:
     """The parts that can stand where this kind of part is asked for."""
-    asked = [name for name in vars(protocol) if name == "__call__" or not name.startswith("_")]
+    asked = [name for name in vars(protocol) if not name.startswith("_")]
     return [
         part
         for part in PARTS.values()
-        if part.__module__ == protocol.__module__ and all(hasattr(part, name) for name in asked)
+        if all(hasattr(part, name) for name in asked)
+        if asked or part.__module__ == protocol.__module__
     ]
 
 

@@ -90,6 +90,22 @@ class RunDirectory:
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
         self._save("summary.json", text.encode())
 
+    def save_statement(self, text: str) -> None:
+        """privacy.txt: the privacy statement, as a page to read."""
+        self._save("privacy.txt", text.encode())
+
+    def load_summary(self) -> dict[str, Any]:
+        """summary.json of a run that has ended."""
+        path = self.path / "summary.json"
+        if not path.is_file():
+            raise UserError(
+                f"{self.path} has no summary.json yet: the run has not ended; go on with it by "
+                f"`fedveil train --resume {self.path}`."
+            )
+        with reading(path):
+            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return summary
+
     def save_encoder(self, encoder: str) -> None:
         """encoder.json: how a table's rows become the model's inputs."""
         self._save("encoder.json", encoder.encode())
@@ -124,6 +140,8 @@ class RunDirectory:
             output=_under(tensors, "output."),
             direction=tensors.get("direction"),
             memory=state.memory,
+            threshold=tensors.get("threshold"),
+            taken=tensors.get("taken"),
         )
 
     def _memory(self, round: int) -> Path:
@@ -203,7 +221,8 @@ def _tensors(state: State) -> dict[str, Tensor]:
     named = {"x": state.x}
     named |= {f"server.{name}": leaf for name, leaf in state.server.items()}
     named |= {f"output.{name}": leaf for name, leaf in state.output.items()}
-    return named | ({"direction": state.direction} if state.direction is not None else {})
+    kept = {"direction": state.direction, "threshold": state.threshold, "taken": state.taken}
+    return named | {name: leaf for name, leaf in kept.items() if leaf is not None}
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

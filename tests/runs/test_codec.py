@@ -18,6 +18,7 @@ from fedveil.runs.codec import PARTS, check_value, part_from_plain, recipe_from_
 NEEDED: dict[str, dict[str, Any]] = {
     "dp_norm_fedavg_qtdl": {"clients": 5},
     "dp_norm_fedavg_binomial": {"clients": 5, "trials": 10},
+    "dp_norm_fedavg_secagg": {"clients": 5},
 }
 
 
@@ -37,7 +38,7 @@ def test_every_algorithm_survives_toml(name: str) -> None:
 
 
 def test_numbers_survive_toml_to_the_last_bit() -> None:
-    recipe = example().with_noise(0.1 + 0.2, 10, 1e-5)
+    recipe = example().with_noise(0.1 + 0.2, 10, 100, 1.0, 1e-5)
     again = recipe_from_plain(tomllib.loads(tomli_w.dumps(to_plain(recipe))))
     assert again.noise == recipe.noise
 
@@ -67,7 +68,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "true for a number": (with_bound(kind="Clip", norm=True), "it must be a number"),
     "a list for a number": (with_bound(kind="Clip", norm=[1.0]), "it must be a number"),
     "a number that will not do": (with_bound(kind="Clip", norm=-1.0), "norm is -1.0"),
-    "a part in the wrong place": (with_bound(kind="Poisson", rate=0.5), "a part of kind Clip"),
+    "a part in the wrong place": (with_bound(kind="Poisson", rate=0.5), "a part of kind AdaptiveClip, Clip"),
     "a number for a part": (plain(cohort=3), "it must be a part of kind Everyone"),
     "an unknown place of a recipe": (plain(luck=1), "'luck'"),
     "a unit that is none": (plain(unit="house"), "'client' or 'example'"),

@@ -78,7 +78,7 @@ def test_only_the_newest_memory_is_kept(directory: RunDirectory) -> None:
 def test_a_memory_mapped_run_equals_one_in_ram(
     blobs: Federated, private_recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = private_recipe.with_noise(1.0, 18, 1e-5)
+    recipe = private_recipe.with_noise(1.0, 18, 12, 1.0, 1e-5)
     in_ram = work.train(recipe, blobs, rounds=4, save=tmp_path / "a")
     made: list[ClientMemory] = []
 

@@ -1,0 +1,387 @@
+"""noise of whole grid steps that each client adds to its own message, of finitely many bits.
+
+The laws are exact: masses are whole numbers (`samplers`), and every claimed (ε, δ) is checked by
+enumeration for small dimensions (tests/parts/test_discrete.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.errors import UserError
+from fedveil.parts.checks import check, count, positive
+from fedveil.parts.noise import Noise, Place, settled_amount
+from fedveil.privacy import events, integers
+from fedveil.privacy.norms import Norms
+from fedveil.samplers import Table, binomial_table, gaussian_table, laplace_table
+
+WIDTHS, BEYOND = 10.0, 4e-22  # deviations of a binomial, and a bound on its mass beyond them
+
+
+class _OnMessages:
+    """Noise that each message carries; the server adds none."""
+
+    needs_grid = True
+    on_messages = True
+    adds_up = True
+
+    @property
+    def at(self) -> Place:
+        """The clients."""
+        return "client"
+
+    def table(self, message: Norms) -> Table:
+        """The law of one coordinate's noise."""
+        raise NotImplementedError
+
+    def reach(self, message: Norms) -> int:
+        """The largest step of the law."""
+        return self.table(message).high
+
+    def draw(
+        self, message: Norms, arrived: int, expected: float, rng: np.random.Generator
+    ) -> Tensor:
+        """Nothing: it is in the messages."""
+        return torch.zeros(message.dim, dtype=torch.int64)
+
+    def each(self, message: Norms, rng: np.random.Generator) -> np.ndarray:
+        """An independent draw for each coordinate."""
+        return self.table(message).draw(message.dim, rng)
+
+
+@dataclass(frozen=True)
+class TruncatedDiscreteLaplace(_OnMessages):
+    """P(y) ∝ exp(−α|y|) on {−m..m}, in grid steps, on each message.  Das et al. 2021, eq. 3.
+
+    With Δ in grid steps a message is (αΔ₁, δ)-DP, where δ is the chance that any coordinate
+    leaves the support; it is not 2^−dim, as the paper has it (docs/privacy.md, "TDL").
+    """
+
+    alpha: float | None = None
+    support: int | None = None
+    adds_up = False
+
+    def __post_init__(self) -> None:
+        if (self.alpha is None) != (self.support is None):
+            raise UserError("TruncatedDiscreteLaplace: give both alpha and support, or neither.")
+        if self.alpha is not None and self.support is not None:
+            positive(self, "alpha", self.alpha)
+            count(self, "support", self.support)
+
+    @property
+    def settled(self) -> bool:
+        """Whether alpha and support are known."""
+        return self.alpha is not None
+
+    def amount(self, message: Norms) -> tuple[float, int]:
+        """(α, m)."""
+        return settled_amount(self, self.alpha), settled_amount(self, self.support)
+
+    def scaled(
+        self,
+        level: float,
+        message: Norms,
+        sensitivity: Norms,
+        expected: float,
+        epsilon: float,
+        delta: float,
+    ) -> Noise:
+        """α = 1/(level·Δ₂), and the least support that escapes with at most half of delta."""
+        steps = sensitivity.steps
+        alpha = 1.0 / (level * steps.l2)
+        return replace(self, alpha=alpha, support=_least_support(alpha, steps, delta / 2))
+
+    def table(self, message: Norms) -> Table:
+        """The law of one coordinate's noise."""
+        return laplace_table(*self.amount(message))
+
+    def masses(self, message: Norms) -> np.ndarray:
+        """P(y) for y = −m..m."""
+        return _laplace_masses(*self.amount(message))
+
+    def variance(self, message: Norms) -> float:
+        """E[y²] in grid steps squared.  Das et al. 2021, Lemma 1."""
+        alpha, m = self.amount(message)
+        e, tail = math.exp(-alpha), math.exp(-m * alpha)
+        top = 2 * e * (1 + e - tail * (m * (1 - e) + 1) ** 2 - tail * e)
+        return top / ((1 - e) ** 2 * ((1 - e) + 2 * e * (1 - tail)))
+
+    def event(
+        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+    ) -> events.Release:
+        """(αΔ₁, δ) of one message, or its Rényi divergences; others' noise is not counted."""
+        alpha, m = self.amount(message)
+        steps = sensitivity.steps
+        escape = _laplace_escape(alpha, m, steps)
+        if escape >= 1:
+            return events.NonPrivate(
+                f"noise of {m} steps does not cover messages that can differ by {steps.linf} steps"
+            )
+        error = message.dim * _error(m)
+        pure = alpha * steps.l1
+        normalizer = 1 / float(self.masses(message)[m])
+        values = integers.laplace_divergences(alpha, normalizer, steps)
+        aside = (1 + math.exp(min(pure, 700.0))) * error
+        return events.Proven(
+            (
+                events.ApproximateRelease(pure, min(escape + aside, 1.0)),
+                events.RenyiRelease(integers.conditioned(values, escape), escape, error),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class PublishedLaplace(TruncatedDiscreteLaplace):
+    """TDL with the α and m of Das et al. 2021, Thm. 1 with eq. 6: *not private as claimed*.
+
+    For reproduction alone: it states no guarantee and meets no budget, and its sentence gives the
+    true δ of a message beside the claimed 2^−dim. `epsilon` is the paper's, per message and round.
+    """
+
+    epsilon: float = 10.0
+    mu: float = 0.1
+
+    def __post_init__(self) -> None:
+        positive(self, "epsilon", self.epsilon)
+        positive(self, "mu", self.mu)
+        for name in ("alpha", "support"):
+            value = getattr(self, name)
+            check(self, name, value, value is None, "left out: it follows from epsilon and mu")
+
+    @property
+    def settled(self) -> bool:
+        """Always: it follows from the dimension."""
+        return True
+
+    def amount(self, message: Norms) -> tuple[float, int]:
+        """The published (α, m) for messages of this dimension and grid."""
+        levels, dim = message.steps.linf, message.dim
+        alpha = self.epsilon / (2 * dim + self.mu * levels * math.sqrt(dim))
+        inside = 1 - math.expm1(alpha) * (2 + self.mu * levels)
+        check(self, "epsilon", self.epsilon, inside > 0, f"smaller for a dimension of {dim}")
+        return alpha, max(math.ceil(-math.log(inside) / alpha), 1)
+
+    def scaled(
+        self,
+        level: float,
+        message: Norms,
+        sensitivity: Norms,
+        expected: float,
+        epsilon: float,
+        delta: float,
+    ) -> Noise:
+        """Refused: no budget is met by it."""
+        raise UserError(
+            "PublishedLaplace is not private as claimed, so it cannot meet a budget; "
+            "use calibration='exact'."
+        )
+
+    def true_delta(self, message: Norms, sensitivity: Norms) -> float:
+        """The δ of one message at its own ε = αΔ₁: the chance that a coordinate escapes."""
+        return _laplace_escape(*self.amount(message), sensitivity.steps)
+
+    def event(
+        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+    ) -> events.Release:
+        """ε = ∞, with the true δ beside the claimed one."""
+        _, m = self.amount(message)
+        once = float(self.masses(message)[-1])
+        return events.NonPrivate(
+            f"QTDL with the published m = {m} is not private as claimed: a message's δ is "
+            f"{self.true_delta(message, sensitivity):.2g} in truth ({once:.2g} if a single "
+            f"coordinate moves by a single level), not 2^-{message.dim} as Das et al. 2021 have it"
+        )
+
+
+@dataclass(frozen=True)
+class Binomial(_OnMessages):
+    """y ~ Bin(N, ½) − N/2, in grid steps, on each message.  cpSGD: Agarwal et al. 2018, §4."""
+
+    trials: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None:
+            even = self.trials >= 2 and self.trials % 2 == 0
+            check(self, "trials", self.trials, even, "an even whole number, at least 2")
+
+    @property
+    def settled(self) -> bool:
+        """Whether the number of trials is known."""
+        return self.trials is not None
+
+    def scaled(
+        self,
+        level: float,
+        message: Norms,
+        sensitivity: Norms,
+        expected: float,
+        epsilon: float,
+        delta: float,
+    ) -> Noise:
+        """The least even N with √N/2 ≥ level·C/√expected: the sum's deviation is level·C."""
+        deviation = level * message.steps.l2 / math.sqrt(expected)
+        return replace(self, trials=max(2 * math.ceil(2 * deviation**2), 2))
+
+    def table(self, message: Norms) -> Table:
+        """The law of one coordinate's noise."""
+        return binomial_table(settled_amount(self, self.trials))
+
+    def variance(self) -> float:
+        """N/4 in grid steps squared."""
+        return settled_amount(self, self.trials) / 4
+
+    def event(
+        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+    ) -> events.Release:
+        """Rényi divergences by the mass function of Bin(summands·N, ½), and its escapes."""
+        trials = settled_amount(self, self.trials) * max(int(summands), 1)
+        steps = sensitivity.steps
+        masses = binomial_masses(trials)
+        escape = integers.escape(masses, steps)
+        if escape >= 1:
+            return events.NonPrivate(
+                f"binomial noise of {trials} trials does not cover messages that can differ by "
+                f"{steps.linf} steps"
+            )
+        values = integers.divergences(masses, steps)
+        error = max(int(summands), 1) * message.dim * (_error(binomial_reach(trials)) + BEYOND)
+        return events.RenyiRelease(integers.conditioned(values, escape), escape, error)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussian(_OnMessages):
+    """P(y) ∝ exp(−y²/(2σ²)) on {−m..m}, in grid steps, on each message.
+
+    Without the cut at m a message is Δ₂²/(2σ²)-concentrated (Canonne et al. 2020,
+    Thm. 4), and a sum of h of them nearly Δ₂²/(2hσ²) (Kairouz et al. 2021, Thm. 1); the cut's
+    mass is in δ (docs/privacy.md, "Discrete Gaussian").
+    """
+
+    sigma: float | None = None
+    support: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.sigma is None) != (self.support is None):
+            raise UserError("DiscreteGaussian: give both sigma and support, or neither.")
+        if self.sigma is not None and self.support is not None:
+            positive(self, "sigma", self.sigma)
+            count(self, "support", self.support)
+
+    @property
+    def settled(self) -> bool:
+        """Whether sigma and support are known."""
+        return self.sigma is not None
+
+    def scaled(
+        self,
+        level: float,
+        message: Norms,
+        sensitivity: Norms,
+        expected: float,
+        epsilon: float,
+        delta: float,
+    ) -> Noise:
+        """σ = level·C/√expected: the sum's deviation is level·C; the cut takes 1% of delta."""
+        sigma = level * message.steps.l2 / math.sqrt(expected)
+        distance = delta / 100 / (1 + math.exp(epsilon)) / (message.dim * max(expected, 1.0))
+        return replace(self, sigma=sigma, support=_least_cut(sigma, distance))
+
+    def table(self, message: Norms) -> Table:
+        """The law of one coordinate's noise."""
+        return gaussian_table(settled_amount(self, self.sigma), settled_amount(self, self.support))
+
+    def event(
+        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+    ) -> events.Release:
+        """α·Δ₂²/(2hσ²) for h summands, what their sum lacks of a discrete Gaussian, and the cut."""
+        sigma, m = settled_amount(self, self.sigma), settled_amount(self, self.support)
+        holds = max(int(summands), 1)
+        orders = integers.ALPHAS[:, 0]
+        concentrated = orders * sensitivity.steps.l2**2 / (2 * holds * sigma**2)
+        roughness = message.dim * sum_roughness(sigma, holds)
+        values = concentrated + (2 * orders - 1) / (orders - 1) * roughness
+        distance = holds * message.dim * (_tail(sigma, m) + _error(m))
+        return events.RenyiRelease(tuple(float(v) for v in values), 0.0, min(distance, 1.0))
+
+
+def sum_roughness(sigma: float, summands: int) -> float:
+    """A bound on |log P(ΣY_i = y)/P(Y = y)|, Y_i ~ N_Z(0, σ²), Y ~ N_Z(0, hσ²), for every y.
+
+    Adding the (k+1)-th compares Σ_x exp(−(x − c)²/(2v)), v = σ²k/(k+1), for two centres c, which by
+    Poisson summation lie within (1 + 2s)/(1 − 2s), s = Σ_j exp(−2π²vj²).
+
+    >>> sum_roughness(2.0, 600) < 1e-14, sum_roughness(0.5, 1)
+    (True, 0.0)
+    """
+    if summands <= 1:
+        return 0.0
+    k = np.arange(1, summands)
+    first = np.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1))
+    rest = 2 * first / (1 - first)  # at least twice the theta sum
+    if rest.max() >= 1:
+        return math.inf
+    return float(np.sum(np.log1p(rest) - np.log1p(-rest)))
+
+
+@functools.lru_cache(maxsize=64)
+def binomial_masses(trials: int) -> np.ndarray:
+    """P(y) of Bin(N, ½) − N/2 for |y| ≤ 10 deviations, or all of them if there are fewer."""
+    reach = binomial_reach(trials)
+    y = np.arange(1, reach + 1)
+    logs = np.cumsum(np.log((trials / 2 - y + 1) / (trials / 2 + y)))
+    weights = np.exp(np.concatenate([logs[::-1], [0.0], logs]))
+    return np.asarray(weights / weights.sum())
+
+
+def binomial_reach(trials: int) -> int:
+    """Where `binomial_masses` ends: beyond it lies a mass under 2·exp(−2·5²), Hoeffding 1963."""
+    return min(trials // 2, math.ceil(WIDTHS * math.sqrt(trials) / 2))
+
+
+@functools.lru_cache(maxsize=64)
+def _laplace_masses(alpha: float, support: int) -> np.ndarray:
+    weights = np.exp(-alpha * np.abs(np.arange(-support, support + 1)))
+    return np.asarray(weights / weights.sum())
+
+
+def _laplace_escape(alpha: float, support: int, steps: Norms) -> float:
+    return integers.escape(_laplace_masses(alpha, support), steps)
+
+
+def _error(support: int) -> float:
+    """How far a sampler of 124-bit thresholds may be from its law on −m..m (samplers.Table)."""
+    return (2 * support + 2) * 2.0**-124
+
+
+def _tail(sigma: float, cut: int) -> float:
+    """P(|Y| > m) ≤ erfc(m/(σ√2)): the sum beyond m is below its integral, and Z ≥ σ√(2π)."""
+    return math.erfc(cut / (sigma * math.sqrt(2)))
+
+
+def _least_cut(sigma: float, distance: float) -> int:
+    """The least m with P(|Y| > m) ≤ distance."""
+    return _least(lambda m: _tail(sigma, m) <= distance, 1)
+
+
+def _least_support(alpha: float, steps: Norms, delta: float) -> int:
+    """The least m that escapes with at most delta."""
+    return _least(lambda m: _laplace_escape(alpha, m, steps) <= delta, int(steps.linf))
+
+
+def _least(enough: Callable[[int], bool], start: int) -> int:
+    """The least whole number that is enough, by doubling and bisection."""
+    high = max(start, 1)
+    while not enough(high):
+        high *= 2
+    low = high // 2 if high > start else 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,152 @@
+"""Privacy losses that dp-accounting has no class for: mixtures over seen coins, Rényi bounds.
+
+Each answers what the library's PrivacyLossDistribution answers: ε for a δ, δ for an ε.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fedveil.privacy.events import ORDERS
+
+LARGEST = 2000.0  # an ε beyond which there is no guarantee to speak of
+
+
+class Loss(Protocol):
+    """An upper bound on the hockey-stick divergence between neighbours."""
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """The least ε for this δ, or above it."""
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The least δ for this ε, or above it."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """Several bounds on one divergence: the least holds."""
+
+    losses: tuple[Loss, ...]
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """The least of them."""
+        return min(float(loss.get_epsilon_for_delta(delta)) for loss in self.losses)
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The least of them."""
+        return min(float(loss.get_delta_for_epsilon(epsilon)) for loss in self.losses)
+
+
+@dataclass(frozen=True)
+class Renyi:
+    """D_α ≤ divergences at ORDERS, up to `escape` on one side and `distance` on both.
+
+    δ(ε) = δ_Rényi(ε) + escape + (1 + e^ε)·distance.
+    """
+
+    divergences: np.ndarray
+    escape: float
+    distance: float
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The library's conversion, and what was set aside."""
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
+
+        converted, _ = compute_delta(ORDERS, self.divergences, epsilon)
+        return min(float(converted) + self._aside(epsilon), 1.0)
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """Raise ε until it pays for what is set aside at that very ε."""
+        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+        epsilon = 0.0
+        for _ in range(50):
+            left = delta - self._aside(epsilon)
+            if left <= 0:
+                return math.inf
+            needed = float(compute_epsilon(ORDERS, self.divergences, left)[0])
+            if needed <= epsilon:
+                return epsilon
+            epsilon = needed * (1 + 1e-9)
+        return math.inf
+
+    def _aside(self, epsilon: float) -> float:
+        return self.escape + (1 + math.exp(min(epsilon, 700.0))) * self.distance
+
+    @staticmethod
+    def mixed(divergences: np.ndarray, times: np.ndarray, chances: np.ndarray) -> np.ndarray:
+        """(1/(α − 1))·log Σ_j chance_j·e^{(α − 1)·j·D_α}: the coins are the same in both worlds."""
+        from scipy.special import logsumexp
+
+        below = np.array(ORDERS) - 1
+        taken = np.where(times > 0, times, 1)[None, :]  # ∞ times nothing is nothing
+        powers = np.where(times > 0, below[:, None] * divergences[:, None] * taken, 0.0)
+        mixed = logsumexp(powers, b=chances[None, :], axis=1) / below
+        return np.asarray(np.maximum(mixed, 0.0))
+
+
+@dataclass(frozen=True)
+class GaussianMixture:
+    """A Gaussian release `times[j]` times with chance `chances[j]`, and the count is seen.
+
+    δ(ε) = Σ_j chance_j·[Φ(μ_j/2 − ε/μ_j) − e^ε·Φ(−μ_j/2 − ε/μ_j)] with μ_j = √times_j/ratio.
+    Balle and Wang 2018, Thm. 8, for each j.
+    """
+
+    ratio: float
+    times: np.ndarray
+    chances: np.ndarray
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The sum, where at least one release took place."""
+        from scipy.special import log_ndtr, ndtr
+
+        some = self.times > 0
+        mu = np.sqrt(self.times[some]) / self.ratio
+        lost = np.exp(epsilon + log_ndtr(-mu / 2 - epsilon / mu))
+        return float(self.chances[some] @ np.maximum(ndtr(mu / 2 - epsilon / mu) - lost, 0.0))
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """By bisection."""
+        return _least_epsilon(self.get_delta_for_epsilon, delta)
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """One of several losses, chosen by a coin that is seen: δ(ε) = Σ_j chance_j·δ_j(ε)."""
+
+    chances: np.ndarray
+    losses: tuple[Loss, ...]
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The sum."""
+        pairs = zip(self.chances, self.losses, strict=True)
+        return float(sum(c * float(loss.get_delta_for_epsilon(epsilon)) for c, loss in pairs))
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """By bisection."""
+        return _least_epsilon(self.get_delta_for_epsilon, delta)
+
+
+def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
+    """The least ε with δ(ε) ≤ δ, to one part in 10⁹ and never below it.
+
+    >>> round(_least_epsilon(lambda epsilon: math.exp(-epsilon), math.exp(-3)), 6)
+    3.0
+    """
+    low, high = 0.0, 1.0
+    if delta_of(low) <= delta:
+        return low
+    while delta_of(high) > delta:
+        high *= 2
+        if high > LARGEST:
+            return math.inf
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if delta_of(middle) <= delta else (middle, high)
+    return high
