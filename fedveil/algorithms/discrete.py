@@ -90,7 +90,7 @@ def dp_norm_fedavg_binomial(
 def dp_norm_fedavg_discrete(
     clients: int | None = None,
     rate: float = 0.1,
-    levels: int = 16,
+    levels: int | None = None,
     scale: float = 1.0,
     sigma: float | None = None,
     support: int | None = None,
@@ -128,7 +128,7 @@ def dp_norm_fedavg_discrete(
 def dp_norm_fedavg_secagg(
     clients: int | None = None,
     rate: float = 0.1,
-    levels: int = 16,
+    levels: int | None = None,
     scale: float = 1.0,
     sigma: float | None = None,
     support: int | None = None,

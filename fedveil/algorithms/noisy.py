@@ -27,7 +27,7 @@ def dp_fedavg(
     weight_decay: float = 0.0,
     noise_multiplier: float | None = None,
     cap: int | None = None,
-    levels: int | None = None,
+    levels: int | Literal["auto"] | None = None,
     noise_at: Literal["server", "client"] = "server",
     report: Report | None = None,
     output: Output = LastIterate(),
@@ -70,7 +70,7 @@ def dp_norm_fedavg(
     weight_decay: float = 0.0,
     noise_multiplier: float | None = None,
     cap: int | None = None,
-    levels: int | None = None,
+    levels: int | Literal["auto"] | None = None,
     noise_at: Literal["server", "client"] = "server",
     output: Output = LastIterate(),
 ) -> Recipe:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from fedveil.errors import UserError
 from fedveil.parts.bound import Bound, Clip, ProbedClip
 from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
@@ -58,7 +60,9 @@ def gaussian(private: bool, multiplier: float | None) -> Noise:
     return Gaussian(multiplier) if private or multiplier is not None else Silent()
 
 
-def of_few_bits(levels: int | None, multiplier: float | None, at: Place) -> tuple[Quantize, Noise]:
+def of_few_bits(
+    levels: int | Literal["auto"] | None, multiplier: float | None, at: Place
+) -> tuple[Quantize, Noise]:
     """Messages as they are with Gaussian noise, or rounded to levels with whole-number noise."""
     if levels is None:
         return Exact(), Gaussian(multiplier, at)
@@ -67,4 +71,6 @@ def of_few_bits(levels: int | None, multiplier: float | None, at: Place) -> tupl
             "levels and noise_at='client' do not fit: rounded Gaussian noise is the server's; use "
             "dp_norm_fedavg_discrete or dp_norm_fedavg_secagg for clients that add their own."
         )
-    return ConditionalRound(levels), RoundedGaussian(multiplier)
+    if isinstance(levels, str) and levels != "auto":
+        raise UserError(f"levels is '{levels}'; it must be a whole number, or 'auto'.")
+    return ConditionalRound(None if levels == "auto" else levels), RoundedGaussian(multiplier)

@@ -84,38 +84,36 @@ class ConditionalRound:
     """Stochastic rounding, drawn again until ‖q‖₂ ≤ √(C² + g²d/4 + g·(C + g√d/2)).
 
     Kairouz et al. 2021, Alg. 1 with β = e^(−1/2): a draw is short enough with a chance
-    of at least 1 − β, and in high dimension ‖q‖₂ is far below StochasticRound's C + g√d.
+    of at least 1 − β, and in high dimension ‖q‖₂ is far below StochasticRound's C + g√d. Without
+    a number of levels it is 2√d, for which ‖q‖₂ exceeds C by a few percent.
     """
 
-    levels: int
+    levels: int | None = None
     rows_needed = True
 
     def __post_init__(self) -> None:
-        count(self, "levels", self.levels)
+        if self.levels is not None:
+            count(self, "levels", self.levels)
+
+    def levels_for(self, dim: int) -> int:
+        """s, of a grid C/s."""
+        return self.levels or math.ceil(2 * math.sqrt(dim))
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
         """Round; a row that is too long again, from its own seed, so that grouping is no matter."""
         uniform = torch.from_numpy(rng.random((len(rows), rows.shape[1] + 1)))
-        exact = _in_steps(rows, bound, self.levels)
-        steps = _rounded(exact, uniform[:, :-1], self.levels)
+        levels = self.levels_for(bound.dim)
+        exact = _in_steps(rows, bound, levels)
+        steps = _rounded(exact, uniform[:, :-1], levels)
         longest = self.norms(bound).steps.l2
         for row in torch.nonzero(_too_long(steps, longest)).flatten().tolist():
             seed = int(float(uniform[row, -1]) * 2**53)
-            steps[row] = self._again(
-                exact[row], longest, np.random.Generator(np.random.Philox(seed))
-            )
+            steps[row] = _again(exact[row], levels, longest, seed)
         return steps
-
-    def _again(self, exact: Tensor, longest: float, rng: np.random.Generator) -> Tensor:
-        for _ in range(RETRIES):
-            steps = _rounded(exact, torch.from_numpy(rng.random(len(exact))), self.levels)
-            if not bool(_too_long(steps[None], longest)):
-                return steps
-        return torch.trunc(exact).long()
 
     def norms(self, bound: Norms) -> Norms:
         """The bound that a draw is held to; the other norms follow from it."""
-        grid, root = bound.linf / self.levels, math.sqrt(bound.dim)
+        grid, root = bound.linf / self.levels_for(bound.dim), math.sqrt(bound.dim)
         spread = grid * (bound.l2 + grid * root / 2)
         l2 = math.sqrt(bound.l2**2 + grid**2 * bound.dim / 4 + spread)
         return Norms(bound.dim, l1=l2 * root, l2=l2, linf=bound.linf, grid=grid)
@@ -149,6 +147,16 @@ def _in_steps(rows: Tensor, bound: Norms, levels: int) -> Tensor:
 
 def _rounded(exact: Tensor, uniform: Tensor, levels: int) -> Tensor:
     return torch.floor(exact + uniform).clamp_(-levels, levels).long()
+
+
+def _again(exact: Tensor, levels: int, longest: float, seed: int) -> Tensor:
+    """One row, drawn until it is short enough; cut towards zero in the end."""
+    rng = np.random.Generator(np.random.Philox(seed))
+    for _ in range(RETRIES):
+        steps = _rounded(exact, torch.from_numpy(rng.random(len(exact))), levels)
+        if not bool(_too_long(steps[None], longest)):
+            return steps
+    return torch.trunc(exact).long()
 
 
 def _too_long(steps: Tensor, longest: float) -> Tensor:
