@@ -18,6 +18,8 @@ from fedveil.parts.cohort import Everyone, FixedSize, Poisson
 from fedveil.parts.memory import ErrorCompensation
 from fedveil.parts.noise import Silent
 from fedveil.recipe import Recipe
+from fedveil.streams import stream
+from fedveil.wire import Wire
 
 DIM = 3
 
@@ -168,3 +170,112 @@ def test_removing_one_client_moves_the_sum_by_at_most_the_sensitivity(cohort) ->
         moved.append(float(difference.norm()))
     assert max(moved) <= reach * (1 + 1e-5)
     assert max(moved) > 0.9 * reach  # the bound is met, so a smaller one would be caught
+
+
+# Messages of whole numbers
+
+
+def test_messages_of_few_bits_are_packed_and_their_bytes_measured() -> None:
+    recipe = algorithms.dp_norm_fedavg_discrete(4, levels=5, sigma=2.0, support=10)
+    wire = recipe.wire(DIM, 9)
+    assert wire == Wire(5, low=-15)  # ±(5 + 10)
+    _, info = play(recipe, [GOOD] * 9)
+    assert info.sent == 4 * 2  # four messages of ⌈3·5/8⌉ bytes
+    _, plain = play(algorithms.clipped_fedavg(clip=1.0), [GOOD] * 9)
+    assert plain.sent == 9 * 4 * DIM
+
+
+@pytest.mark.parametrize("view", ["sum", "messages"])
+def test_what_the_server_adds_up_is_what_the_clients_sent(view) -> None:
+    """The model moves by the sum of the clients' whole numbers and their noise, nothing else."""
+    recipe = dataclasses.replace(
+        algorithms.dp_norm_fedavg_discrete(4, levels=5, sigma=2.0, support=10, learning_rate=1.0),
+        view=view,
+    )
+    answers = [-GOOD, GOOD, GOOD.flip(0), -GOOD, GOOD, GOOD.flip(0)]
+    state, info = play(recipe, answers)
+    noise = sum(
+        recipe.noise.each(recipe.message(DIM), stream(0, 0, f"noise of {client}"))
+        for client in recipe.cohort.draw(6, stream(0, 0, "cohort"))
+    )
+    steps = -state.x.double() * 4 * 5  # x ← x − Σ/4, a step is 1/5
+    assert torch.allclose(steps, steps.round(), atol=1e-4)
+    clean = steps - torch.from_numpy(noise)
+    assert float(clean.norm()) == pytest.approx(info.signal * 4 * 5, abs=1e-3)
+    assert float(np.linalg.norm(noise)) == pytest.approx(info.noise * 4 * 5, abs=1e-3)
+
+
+def test_residues_alone_are_not_the_messages_but_their_sum_is() -> None:
+    recipe = algorithms.dp_norm_fedavg_secagg(4, levels=5, sigma=2.0, support=10)
+    wire = recipe.wire(DIM, 9)
+    assert wire == Wire(7, modular=True)  # 5 bits, and 2 for the sum of four
+    residues = wire.receive(wire.send(np.array([[-15, 0, 15]] * 4)), 3)
+    assert residues.min() >= 0
+    assert wire.settle(residues.sum(axis=0)).tolist() == [-60, 0, 60]
+
+
+def test_a_round_with_too_few_for_the_promised_noise_is_void_but_counts() -> None:
+    recipe = algorithms.dp_norm_fedavg_secagg(rate=0.5, honest=9, sigma=2.0, support=10)
+    state, info = play(recipe, [GOOD] * 10)
+    assert info.void
+    assert info.participants < 9
+    assert (state.x == 0).all()
+    assert state.round == 1
+    enough = dataclasses.replace(recipe, cohort=Poisson(0.5, honest=2))
+    state, info = play(enough, [GOOD] * 10)
+    assert not info.void
+    assert (state.x != 0).any()
+
+
+def test_nobody_takes_part_more_often_than_the_cap() -> None:
+    for cohort in (Poisson(0.7, cap=3), FixedSize(4, cap=3)):
+        recipe = dataclasses.replace(algorithms.clipped_fedavg(clip=1.0), cohort=cohort)
+        data, answers = people(6), [GOOD] * 6
+        state = begin(recipe, torch.zeros(DIM), data, 20, key=0)
+        came = 0
+        for _ in range(20):
+            state, info = play_round(recipe, state, data, Scripted(answers), key=0)
+            came += info.participants
+        assert state.taken is not None
+        assert int(state.taken.max()) == 3
+        assert came == int(state.taken.sum()) <= 18
+
+
+# Adaptive clip
+
+
+def lengths(count: int) -> list[Tensor]:
+    """Answers whose lengths on the gradient scale run evenly from 1 to 3; the median is 2."""
+    return [GOOD / 0.5 * length * 0.1 for length in np.linspace(1, 3, count)]
+
+
+@pytest.mark.parametrize("start", [2e-3, 2.0, 2e3])
+def test_the_threshold_finds_the_median_from_afar(start: float) -> None:
+    recipe = algorithms.dp_fedavg_adaptive(
+        start=start, rate=0.9, learning_rate=0.1, noise_multiplier=1.0
+    )
+    state, _ = play(recipe, lengths(200), rounds=120)
+    assert 1.7 < float(state.threshold) < 2.3
+
+
+def test_the_noise_follows_the_threshold_of_its_own_round() -> None:
+    for start in (0.01, 100.0):
+        recipe = algorithms.dp_fedavg_adaptive(
+            start=start, rate=0.9, learning_rate=0.1, noise_multiplier=1.0
+        )
+        data = people(50)
+        state = begin(recipe, torch.zeros(DIM), data, 30, key=0)
+        ratios = []
+        for _ in range(30):
+            state, info = play_round(recipe, state, data, Scripted(lengths(50)), key=0)
+            ratios.append(info.noise * 45 / info.threshold)
+        # The norm of three unit Gaussians, whatever the threshold was.
+        assert 1.2 < np.mean(ratios) < 2.0
+
+
+def test_updates_that_are_not_finite_count_as_long() -> None:
+    recipe = algorithms.dp_fedavg_adaptive(
+        start=1.0, rate=1.0, learning_rate=0.1, noise_multiplier=1.0, count_noise=1e-2
+    )
+    state, _ = play(recipe, [BROKEN[0]] * 40)
+    assert float(state.threshold) == pytest.approx(math.exp(0.2 * 0.5), rel=1e-3)

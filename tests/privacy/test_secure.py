@@ -1,0 +1,104 @@
+"""Secure noise: the same recipe and guarantee, in whole numbers from secret streams."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedveil import algorithms, training
+from fedveil.data.federated import Federated
+from fedveil.errors import UserError
+from fedveil.parts.noise import RoundedGaussian
+from fedveil.parts.quantize import TowardZero
+from fedveil.privacy.secure import secured
+from fedveil.runs.directory import RunDirectory
+from fedveil.streams import SecretKey
+
+RECIPES = [
+    algorithms.dp_fedavg(clip=0.7, rate=0.5, noise_multiplier=2.0),
+    algorithms.dp_norm_fedavg(clients=4, noise_multiplier=2.0),
+    algorithms.dp_fedavg_adaptive(rate=0.5, noise_multiplier=2.0),
+    algorithms.fed_alpha_normec(rate=0.5, noise_multiplier=2.0),
+    algorithms.dp_sgd(clip=0.7, rate=0.2, noise_multiplier=2.0),
+]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_the_guarantee_is_the_same(recipe) -> None:
+    safe = secured(recipe)
+    assert isinstance(safe.noise, RoundedGaussian)
+    assert safe.spent(10, 100, 5) == recipe.spent(10, 100, 5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_the_sum_moves_as_it_does_without(recipe, blobs: Federated) -> None:
+    """Cutting to a grid of C/2²⁴ is all that changes of the clean sum."""
+    plain = training.prepare(recipe, blobs, rounds=1)
+    safe = training.prepare(secured(recipe), blobs, rounds=1)
+    safe.key = plain.key
+    assert safe.step().signal == pytest.approx(plain.step().signal, rel=1e-5, abs=1e-6)
+
+
+def test_what_is_released_lies_on_the_grid(blobs: Federated) -> None:
+    recipe = algorithms.dp_fedavg(
+        clip=1.0, rate=0.5, noise_multiplier=1e-3, learning_rate=1.0, server_rate=1.0
+    )
+    training_ = training.prepare(recipe, blobs, rounds=1, noise="secure")
+    assert training_.recipe.quantize == TowardZero(2**24)
+    before = training_.state.x.clone()
+    training_.step()
+    steps = (before.double() - training_.state.x.double()) * 6 * 2**24
+    # float32 holds the model to 2⁻²⁴ of its size, so the grid is seen up to that.
+    assert float((steps - steps.round()).abs().max()) < 6.5
+    assert isinstance(training_.key, SecretKey)
+
+
+def test_two_secure_runs_share_nothing(blobs: Federated) -> None:
+    one, two = (
+        training.train(RECIPES[0], blobs, rounds=2, seed=1, noise="secure") for _ in range(2)
+    )
+    assert one.records[0].noise != two.records[0].noise
+    assert one.statement.secure
+    again, same = (training.train(RECIPES[0], blobs, rounds=2, seed=1) for _ in range(2))
+    assert again.records[0].noise == same.records[0].noise
+    assert not again.statement.secure
+
+
+def test_the_key_is_not_in_the_run_s_directory(blobs: Federated, tmp_path) -> None:
+    result = training.train(RECIPES[0], blobs, rounds=1, noise="secure", save=tmp_path / "a")
+    key = SecretKey()
+    assert key._secret not in b"".join(f.read_bytes() for f in (tmp_path / "a").iterdir())
+    assert 'noise = "secure"' in (tmp_path / "a" / "recipe.toml").read_text("utf-8")
+    assert math.isfinite(result.guarantee.epsilon)
+
+
+def test_a_secure_run_goes_on_with_a_new_key(blobs: Federated, tmp_path) -> None:
+    first = training.prepare(RECIPES[0], blobs, rounds=3, noise="secure")
+    first.step()
+    directory = RunDirectory.create(tmp_path / "a")
+    training.checkpoint(first, directory)
+    second = training.prepare(RECIPES[0], blobs, rounds=3, noise="secure")
+    training.restore(second, directory)
+    assert torch.equal(second.state.x, first.state.x)
+    assert second.step().noise != first.step().noise
+
+
+def test_whole_number_noise_stays_as_it_is() -> None:
+    recipe = algorithms.dp_norm_fedavg_secagg(5, sigma=3.0, support=20)
+    assert secured(recipe) is recipe
+    rounded = algorithms.dp_fedavg(levels=8, noise_multiplier=1.0)
+    assert secured(rounded) is rounded
+
+
+def test_what_cannot_be_made_secure_is_refused() -> None:
+    with pytest.raises(UserError, match="only simulated"):
+        secured(algorithms.dp_fedavg(noise_at="client"))
+    with pytest.raises(UserError, match="adds no noise"):
+        secured(algorithms.fedavg())
+
+
+def test_another_kind_of_noise_is_refused(blobs: Federated) -> None:
+    with pytest.raises(UserError, match="did you mean 'secure'"):
+        training.prepare(RECIPES[0], blobs, noise="secured")  # type: ignore[arg-type]
