@@ -243,6 +243,8 @@ class _Work:
         remembered = state.memory[group.clients] if state.memory is not None else None
         if remembered is not None:
             updates = DenseUpdates(updates.rows() - remembered)
+        elif recipe.quantize.rows_needed:
+            updates = DenseUpdates(updates.rows())  # norms of the very rows that are sent
         norms = updates.norms()
         scales = scales_of(norms, self.bound)
         sound = torch.isfinite(norms)

@@ -103,7 +103,7 @@ class Recipe:
         """How many clients' noise the accounting counts on in what this view shows."""
         if view == "messages" or not self.noise.adds_up:
             return 1.0
-        if view == "models" and not self.noise.needs_grid:
+        if view == "models" and not self.noise.needs_grid and self.cohort.honest is None:
             return self.cohort.expected(population)  # the server adds what is missing
         return float(self.cohort.sure(population))
 

@@ -204,7 +204,7 @@ def prepare(
     if noise == "secure":
         recipe = secured(recipe)
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
-    facts = (seed, recipe, rounds, task.dim, data.fingerprint())
+    facts = (seed, recipe, rounds, task.fingerprint(x), data.fingerprint())
     key = SecretKey() if noise == "secure" else run_key(*facts)
     return Training(
         recipe=recipe,

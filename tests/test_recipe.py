@@ -197,8 +197,7 @@ def test_a_cap_limits_what_a_view_of_participants_can_cost() -> None:
         found = guarantee(capped, 10, 100, 20, 1e-5, view)
         assert found.epsilon == guarantee(free, 10, 100, 3, 1e-5, view).epsilon
         assert found.epsilon < guarantee(free, 10, 100, 20, 1e-5, view).epsilon
-        assert found.drawn is not None
-        assert found.drawn <= found.epsilon
+        assert found.drawn is None  # a cap makes a fixed cohort's coins depend on each other
 
 
 def test_a_cap_helps_the_models_too_where_it_is_worth_more_than_sampling() -> None:

@@ -10,23 +10,32 @@ import torch
 
 from fedveil.data.federated import Federated
 from fedveil.engines.dense import DenseEngine
+from fedveil.engines.factored import FactoredEngine, NotServedError
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
-from fedveil.errors import unknown
+from fedveil.errors import UserError, unknown
 from fedveil.parts.local import Plan, all_examples
 
 STACKABLE = 5_000_000  # a model with more numbers leaves no room to stack clients
-ENGINES = ("auto", "dense", "loop")
+ENGINES = ("auto", "factored", "dense", "loop")
 log = logging.getLogger("fedveil")
 
 
 def choose(name: str, task: Task, data: Federated) -> Engine:
-    """The engine of this name; `auto` takes dense where it fits and runs, else loop."""
+    """The engine of this name; `auto` takes the first of factored, dense and loop that runs."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if name == "loop" or (name == "auto" and task.dim > STACKABLE):
         return LoopEngine(task)
+    if name in ("auto", "factored"):
+        factored = FactoredEngine.sized(task, data)
+        problem = _trial(factored, task, data)
+        if not problem:
+            return factored
+        if name == "factored":
+            raise UserError(f"The engine 'factored' does not serve this model: {problem}.")
+        log.info("not engine factored, since %s", problem)
     dense = DenseEngine.sized(task)
     if name == "auto" and (problem := _trial(dense, task, data)):
         log.info("engine loop, since this model does not run stacked: %s", problem)
@@ -34,7 +43,7 @@ def choose(name: str, task: Task, data: Federated) -> Engine:
     return dense
 
 
-def _trial(engine: DenseEngine, task: Task, data: Federated) -> str:
+def _trial(engine: Engine, task: Task, data: Federated) -> str:
     """Two clients, two steps, one example each: what went wrong, or nothing."""
     clients = np.arange(min(2, data.clients))
     index = all_examples(torch.ones(len(clients), dtype=torch.long))
@@ -43,6 +52,6 @@ def _trial(engine: DenseEngine, task: Task, data: Federated) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # torch warns where it would stack one by one
             engine.updates(task.flatten(), Group(data, clients, plan))
-    except (RuntimeError, UserWarning) as problem:
+    except (RuntimeError, UserWarning, NotServedError) as problem:
         return str(problem).partition("\n")[0]
     return ""

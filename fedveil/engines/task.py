@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -53,6 +54,13 @@ class Task:
         """The module's parameters as one new float32 vector."""
         leaves = [leaf.detach().reshape(-1) for _, leaf in self._trained()]
         return torch.cat(leaves).to(torch.float32, copy=True)
+
+    def fingerprint(self, x: Tensor) -> str:
+        """Of the module, its parameters' names and shapes, the loss, and a model."""
+        kind, shapes = type(self.module).__qualname__, list(self.shapes.items())
+        digest = hashlib.sha256(f"{kind}{self.module}{shapes}{self.loss_name}".encode())
+        digest.update(x.detach().numpy().tobytes())
+        return digest.hexdigest()
 
     def unflatten(self, flat: Tensor) -> Parameters:
         """Views of [..., dim] as named parameters [..., *shape]."""

@@ -138,11 +138,11 @@ class AdaptiveClip:
     def joined(self, release: Release, adjacency: Adjacency, expected: float) -> Release:
         """The sum and the count in one release: 1/ρ² = 1/ρ_sum² + 1/ρ_count².
 
-        The count moves by ½ when a unit comes or goes, by 1 when it is replaced.
+        The count moves by ½ when a unit comes or goes, by 1 when it is replaced, by zero as well.
         """
         if not isinstance(release, GaussianRelease):
             return NonPrivate("the count of an adaptive clip is accounted with Gaussian noise only")
-        move = 1.0 if adjacency == "replace-one" else 0.5
+        move = 0.5 if adjacency == "add-remove" else 1.0
         ratio = self.deviation(expected) / move
         return GaussianRelease((release.ratio**-2 + ratio**-2) ** -0.5)
 

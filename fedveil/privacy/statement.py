@@ -73,7 +73,7 @@ class Guarantee:
             f"To anyone who {SEEN[self.view]}, this training is "
             f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-differentially private at the "
             f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds} rounds"
-            f"{self._public()}).{self._attended()}{self._remark()}"
+            f"{self._public()}).{self._attended()}{self.remark()}"
         )
 
     def _public(self) -> str:
@@ -88,7 +88,8 @@ class Guarantee:
             f"part, ε is {rounded_up(self.drawn)}."
         )
 
-    def _remark(self) -> str:
+    def remark(self) -> str:
+        """What is wrong with its δ, if anything."""
         if self.delta * self.population < 1:
             return ""
         return (
@@ -247,14 +248,14 @@ def _line(guarantee: Guarantee) -> str:
     """One view in a line."""
     brief = BRIEFLY[guarantee.view]
     if not guarantee.private:
-        return f"no finite ε, {brief}: {guarantee.reason}"
+        return f"no finite ε, {brief}: {guarantee.reason}."
     drawn = ""
     if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
         often = "all rounds" if guarantee.most == guarantee.rounds else f"{guarantee.most} rounds"
         drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
     return (
         f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "
-        f"({guarantee.adjacency}){drawn}"
+        f"({guarantee.adjacency}){drawn}.{guarantee.remark()}"
     )
 
 

@@ -21,6 +21,7 @@ from fedveil.loop import begin, play_round
 from fedveil.models import build
 from fedveil.parts.local import SGD, IncrementalGradient
 from fedveil.parts.schedule import Constant
+from fedveil.privacy.secure import secured
 from fedveil.recipe import Recipe
 
 RECIPES: list[Recipe] = [
@@ -30,11 +31,20 @@ RECIPES: list[Recipe] = [
     algorithms.clipped_fedavg(clip=0.01, steps=3, batch=4),
     algorithms.dp_fedavg(clip=0.5, rate=0.7, steps=3, weight_decay=1e-2, noise_multiplier=0.1),
     algorithms.dp_fedavg(clip=0.5, clients=5, noise_multiplier=0.1, noise_at="client"),
+    algorithms.dp_fedavg(clip=0.5, rate=0.7, cap=2, levels=32, steps=2, noise_multiplier=0.1),
+    algorithms.dp_fedavg_adaptive(start=0.2, rate=0.7, steps=2, batch=3, noise_multiplier=0.1),
+    secured(algorithms.dp_fedavg(clip=0.5, rate=0.7, steps=2, noise_multiplier=0.1)),
     algorithms.norm_fedavg(clients=6, steps=2, batch=3),
     algorithms.dp_norm_fedavg(
         scale=2.0, rate=0.5, decay=0.9, server_momentum=0.8, noise_multiplier=0.1
     ),
+    algorithms.dp_norm_fedavg_discrete(rate=0.7, sigma=3.0, support=30, steps=2, batch=3),
+    algorithms.dp_norm_fedavg_secagg(clients=6, sigma=3.0, support=30, steps=2),
+    algorithms.dp_norm_fedavg_secagg(rate=0.7, honest=6, sigma=3.0, support=30, steps=2),
     algorithms.dp_norm_fedavg_qtdl(clients=6, levels=16, alpha=1.0, support=6),
+    algorithms.dp_norm_fedavg_qtdl(
+        clients=6, levels=16, calibration="das2021", claimed_epsilon=1.0, steps=2
+    ),
     algorithms.dp_norm_fedavg_binomial(clients=6, trials=4, levels=16),
     algorithms.alpha_normec(learning_rate=0.1, noise_multiplier=0.1),
     algorithms.fed_alpha_normec(rate=0.6, steps=2, noise_multiplier=0.1),

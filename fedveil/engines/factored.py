@@ -1,0 +1,312 @@
+"""factored: a client's weights are never stored but kept as the factors of its gradient steps.
+
+W_i = W − Σ g aᵀ. Parameterised operations are intercepted wherever a module calls them, so that no
+module has to be rewritten; an operation that is not known here makes the engine refuse the module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fedveil.data.federated import Federated
+from fedveil.engines.layers import (
+    ConvLayer,
+    EmbeddingLayer,
+    Layer,
+    LinearLayer,
+    ScaleLayer,
+    Shift,
+    applied,
+)
+from fedveil.engines.stores import Decayed, Pace, Store, Written
+from fedveil.engines.task import Parameters, Task
+from fedveil.engines.updates import DenseUpdates, Group, Updates
+
+GROUP_NUMBERS = 2**22  # inputs and parameters of a group: about what stays near a core
+
+
+class NotServedError(Exception):
+    """A parameter is used by an operation that this engine does not know."""
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredEngine:
+    """All clients of a group as one batch; what differs between them is in their layers' stores."""
+
+    task: Task
+    group_size: int
+    name: str = "factored"
+
+    @classmethod
+    def sized(cls, task: Task, data: Federated) -> FactoredEngine:
+        """Groups as large as the inputs and parameters of their clients suggest."""
+        width = int(data.sizes.float().quantile(0.9).ceil()) if data.clients < 10**6 else 100
+        numbers = task.dim + width * data.inputs[0].numel()
+        return cls(task, max(1, min(1024, GROUP_NUMBERS // numbers)))
+
+    def updates(self, x: Tensor, group: Group) -> Updates:
+        """The plan's steps: forward, backward, walk."""
+        start = self.task.unflatten(x)
+        pace = Pace.start(group.plan)
+        work = _Group(start, len(group.clients), group.plan.repeated)
+        batch = group.batch(0) if group.plan.repeated else None
+        for step in range(group.plan.steps):
+            inputs, labels, mask = batch or group.batch(step)
+            self._differentiate(work, pace, start, inputs, labels, mask)
+            for layer in work.layers.values():
+                layer.absorb(pace)
+            pace.advance()
+        return FactoredUpdates(tuple(_stores(work, start, pace)), len(group.clients))
+
+    def _differentiate(
+        self,
+        work: _Group,
+        pace: Pace,
+        start: Parameters,
+        inputs: Tensor,
+        labels: Tensor,
+        mask: Tensor,
+    ) -> None:
+        """Leave the gradients of each client's mean loss with the layers."""
+        with torch.enable_grad(), _Interception(work, pace):
+            outputs = self.task.outputs(start, inputs.flatten(0, 1))
+        losses = self.task.loss_of_examples(outputs, labels.flatten(0, 1)).reshape(mask.shape)
+        means = (losses * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1.0)
+        if means.requires_grad:
+            means.sum().backward()  # type: ignore[no-untyped-call]
+
+
+@dataclass
+class _Group:
+    """The layers of a group of clients, made when they are first used."""
+
+    start: Parameters
+    clients: int
+    repeated: bool
+    layers: dict[str, Layer] = field(default_factory=dict)
+    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+
+    def __post_init__(self) -> None:
+        self.names = {id(leaf): name for name, leaf in self.start.items()}
+
+    def name_of(self, tensor: object) -> str | None:
+        """The name of a parameter; None for any other tensor."""
+        return self.names.get(id(tensor))
+
+    def shift(self, tensor: Tensor | None) -> Shift | None:
+        """A vector parameter, if it is one that is trained."""
+        name = self.name_of(tensor)
+        if tensor is None or name is None:
+            return None
+        return Shift(name, Written.start(tensor, self.clients))
+
+
+class _Interception(TorchFunctionMode):
+    """Sends parameterised operations to their layers, and lets everything else pass."""
+
+    def __init__(self, work: _Group, pace: Pace) -> None:
+        super().__init__()
+        self.work, self.pace = work, pace
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = HANDLERS.get(func)
+        if handler is not None:
+            return handler(self, *args, **kwargs)
+        for leaf in _tensors((args, kwargs)):
+            name = self.work.name_of(leaf)
+            if name is not None and not _harmless(func):
+                raise NotServedError(f"{name} goes through {getattr(func, '__name__', func)}")
+        return func(*args, **kwargs)
+
+
+def _harmless(func: Any) -> bool:
+    """Questions about a tensor, such as its shape."""
+    return getattr(func, "__name__", "") in ("__get__", "size", "dim", "numel", "is_floating_point")
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from _tensors(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from _tensors(value)
+
+
+def _check_frozen(mode: _Interception, kind: str, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the operation's weight is trained; a trained bias alone is not served."""
+    trained = mode.work.name_of(weight) is not None
+    if not trained and mode.work.name_of(bias) is not None:
+        raise NotServedError(f"{mode.work.name_of(bias)} shifts a {kind} whose weight is frozen")
+    return trained
+
+
+def _linear(
+    mode: _Interception, input: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    if not _check_frozen(mode, "linear", weight, bias):
+        return F.linear(input, weight, bias)
+    name = mode.work.names[id(weight)]
+    if name not in mode.work.layers:
+        shift = mode.work.shift(bias)
+        mode.work.layers[name] = LinearLayer(
+            name, weight, mode.work.clients, shift, mode.work.repeated
+        )
+    layer = mode.work.layers[name]
+    if not isinstance(layer, LinearLayer):
+        raise NotServedError(f"{name} is shared by operations of two kinds")
+    output = applied(layer.use(mode.pace), input, mode.work.anchor)
+    frozen = bias is not None and layer.bias is None
+    return output + bias if frozen and bias is not None else output
+
+
+def _conv2d(
+    mode: _Interception,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    if not _check_frozen(mode, "convolution", weight, bias):
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+    name = mode.work.names[id(weight)]
+    if groups != 1 or isinstance(padding, str):
+        raise NotServedError(f"{name} is convolved in groups or with a padding that has a name")
+    if name not in mode.work.layers:
+        options = {"stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation)}
+        shift = mode.work.shift(bias)
+        mode.work.layers[name] = ConvLayer(name, weight, mode.work.clients, shift, options)
+    layer = mode.work.layers[name]
+    if not isinstance(layer, ConvLayer) or (bias is not None and layer.bias is None):
+        raise NotServedError(f"{name} is used in two ways, or its bias is frozen")
+    return applied(layer.use(mode.pace), input, mode.work.anchor)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def _embedding(
+    mode: _Interception, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    name = mode.work.name_of(weight)
+    if name is None:
+        return F.embedding(input, weight, *args, **kwargs)
+    if any(args) or any(value not in (None, False, 2.0) for value in kwargs.values()):
+        raise NotServedError(
+            f"{name} is an embedding with padding, a largest norm or sparse gradients"
+        )
+    if name not in mode.work.layers:
+        store = Written.start(weight, mode.work.clients)
+        mode.work.layers[name] = EmbeddingLayer(name, weight, mode.work.clients, store)
+    layer = mode.work.layers[name]
+    if not isinstance(layer, EmbeddingLayer):
+        raise NotServedError(f"{name} is shared by operations of two kinds")
+    return applied(layer.use(input), input.float(), mode.work.anchor)
+
+
+def _group_norm(
+    mode: _Interception,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    normal = F.group_norm(input, num_groups, None, None, eps)
+    return _scaled(mode, normal, weight, bias, input[0, 0].numel())
+
+
+def _layer_norm(
+    mode: _Interception,
+    input: Tensor,
+    normalized_shape: list[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    normal = F.layer_norm(input, normalized_shape, None, None, eps)
+    return _scaled(mode, normal, weight, bias, 1)
+
+
+def _scaled(
+    mode: _Interception, normal: Tensor, weight: Tensor | None, bias: Tensor | None, behind: int
+) -> Tensor:
+    """The trained scale and shift behind a normalization."""
+    names = [mode.work.name_of(part) for part in (weight, bias) if part is not None]
+    if not names:
+        return normal
+    if None in names:
+        raise NotServedError(
+            "a normalization has one trained and one frozen parameter, or frozen ones"
+        )
+    name = str(names[0])
+    if name not in mode.work.layers:
+        scale, shift = mode.work.shift(weight), mode.work.shift(bias)
+        mode.work.layers[name] = ScaleLayer(scale, shift, mode.work.clients)
+    layer = mode.work.layers[name]
+    if not isinstance(layer, ScaleLayer):
+        raise NotServedError(f"{name} is shared by operations of two kinds")
+    return applied(layer.use(behind), normal, mode.work.anchor)
+
+
+HANDLERS: dict[Any, Callable[..., Tensor]] = {
+    F.linear: _linear,
+    F.conv2d: _conv2d,
+    F.embedding: _embedding,
+    F.group_norm: _group_norm,
+    F.layer_norm: _layer_norm,
+}
+
+
+def _stores(work: _Group, start: Parameters, pace: Pace) -> Iterator[Store]:
+    """Every parameter's store, in the order of the flat vector."""
+    found: dict[str, Store] = {}
+    for layer in work.layers.values():
+        found |= layer.finished(pace)
+    for name, leaf in start.items():
+        yield found.get(name) or Decayed(leaf, pace.gamma)
+
+
+class FactoredUpdates:
+    """The differences y_i − x, parameter by parameter, times a number."""
+
+    def __init__(self, stores: tuple[Store, ...], clients: int, scale: float = 1.0) -> None:
+        self._stores, self._clients, self._scale = stores, clients, scale
+
+    def norms(self) -> Tensor:
+        """√Σ‖Δ_i‖² over the parameters, in float64."""
+        squares = torch.zeros(self._clients, dtype=torch.float64)
+        for store in self._stores:
+            squares += store.squares()
+        return squares.sqrt() * abs(self._scale)
+
+    def weighted_sum(self, scale: Tensor) -> Tensor:
+        """Σ scale_i·u_i over the reports whose scale is not 0."""
+        used = torch.nonzero(scale).flatten()
+        weights = (scale[used] * self._scale).float()
+        return torch.cat([store.weighted_sum(weights, used) for store in self._stores])
+
+    def rows(self) -> Tensor:
+        """The reports written out."""
+        rows = torch.cat([store.rows() for store in self._stores], dim=1)
+        return rows if self._scale == 1.0 else rows.mul_(self._scale)
+
+    def affine(self, scale: float, share: float, x: Tensor) -> Updates:
+        """Scaled as they are; written out where a share of x is added."""
+        if share == 0.0:
+            return FactoredUpdates(self._stores, self._clients, self._scale * scale)
+        return DenseUpdates(self.rows()).affine(scale, share, x)

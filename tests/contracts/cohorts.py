@@ -1,0 +1,142 @@
+"""The contract of a cohort: draws follow the law that its amplification is computed from."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fedveil.parts.cohort import Cohort
+from fedveil.privacy import accounting, events
+
+POPULATION, ROUNDS = 40, 1500
+SAMPLED = {events.PoissonSampled: "add-remove", events.SampledWithoutReplacement: "replace-one"}
+RELEASES: tuple[events.Release, ...] = (
+    events.GaussianRelease(1.5),
+    events.ApproximateRelease(1.0, 1e-6),
+    events.Proven((events.GaussianRelease(1.5), events.ApproximateRelease(1.0, 1e-6))),
+)
+
+
+def check_cohort(cohort: Cohort) -> None:
+    """Raise unless draws follow the declared law, for a population of 40."""
+    _draws_are_sets(cohort)
+    _denominator_is_public(cohort)
+    _law_of_the_draws(cohort)
+    _cap_holds(cohort)
+    _amplifies_under_its_own_adjacency(cohort)
+    _sure_ones_arrive(cohort)
+
+
+def attendance(cohort: Cohort, rounds: int = ROUNDS, seed: int = 0) -> np.ndarray:
+    """Who took part: bool [rounds, population], without regard to a cap."""
+    rng = np.random.default_rng(seed)
+    came = np.zeros((rounds, POPULATION), dtype=bool)
+    for row in came:
+        row[cohort.draw(POPULATION, rng)] = True
+    return came
+
+
+def _draws_are_sets(cohort: Cohort) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(50):
+        drawn = cohort.draw(POPULATION, rng)
+        assert np.issubdtype(drawn.dtype, np.integer), f"{cohort} drew {drawn.dtype}, not indexes"
+        assert (np.diff(drawn) > 0).all(), f"{cohort} drew {drawn}: not ascending, or one twice"
+        inside = not len(drawn) or (drawn[0] >= 0 and drawn[-1] < POPULATION)
+        assert inside, f"{cohort} drew {drawn}, beyond its population of {POPULATION}"
+
+
+def _denominator_is_public(cohort: Cohort) -> None:
+    """`expected` is a function of the population alone."""
+    before, rng = cohort.expected(POPULATION), np.random.default_rng(2)
+    for _ in range(20):
+        drawn = cohort.draw(POPULATION, rng)
+        after = cohort.expected(POPULATION)
+        assert after == before, (
+            f"{cohort}: the denominator went from {before} to {after} after {len(drawn)} came"
+        )
+
+
+def _law_of_the_draws(cohort: Cohort) -> None:
+    """Each comes with probability expected/n; rounds are independent; sizes vary as declared."""
+    came = attendance(cohort)
+    rate = cohort.expected(POPULATION) / POPULATION
+    error = 5 * math.sqrt(rate * (1 - rate) / ROUNDS) + 1e-12
+    often = came.mean(axis=0)
+    assert (abs(often - rate) <= error).all(), (
+        f"{cohort}: some take part in {often.max():.3f}, some in {often.min():.3f} of the rounds, "
+        f"not {rate:.3f}"
+    )
+    sizes = came.sum(axis=1)
+    spread, wanted = float(sizes.var()), 0.0 if cohort.fixed else POPULATION * rate * (1 - rate)
+    assert abs(spread - wanted) <= 0.2 * wanted, (
+        f"{cohort}: cohort sizes vary by {spread:.3g}, not {wanted:.3g}"
+    )
+    for lag in range(1, math.ceil(1 / rate) + 2):
+        _rounds_are_independent(cohort, came, rate, lag)
+
+
+def _rounds_are_independent(cohort: Cohort, came: np.ndarray, rate: float, lag: int) -> None:
+    """Who came in one round comes as often as anyone else `lag` rounds later."""
+    again = float((came[:-lag] & came[lag:]).mean())
+    pairs = (ROUNDS - lag) * POPULATION
+    error = 6 * rate * math.sqrt((1 - rate**2) / pairs) + 1e-12
+    assert abs(again - rate**2) <= error, (
+        f"{cohort}: {again:.4f} come in a round and again {lag} later, not {rate**2:.4f}: rounds "
+        "are not independent, so this sampling does not amplify as declared"
+    )
+
+
+def _cap_holds(cohort: Cohort) -> None:
+    """None takes part more often than the cap says, and under it all go on being drawn."""
+    if cohort.cap is None:
+        return
+    taken, rng = np.zeros(POPULATION, dtype=np.int64), np.random.default_rng(3)
+    for _ in range(ROUNDS):
+        taken[cohort.draw(POPULATION, rng, taken)] += 1
+    assert taken.max() <= cohort.cap, f"{cohort}: one took part {taken.max()} times"
+    assert taken.min() == cohort.cap, f"{cohort}: after {ROUNDS} rounds one had {taken.min()} only"
+
+
+def _amplifies_under_its_own_adjacency(cohort: Cohort) -> None:
+    rate = cohort.expected(POPULATION) / POPULATION
+    for release in RELEASES:
+        amplified = cohort.amplify(release, POPULATION)
+        for event in amplified.ways if isinstance(amplified, events.Proven) else (amplified,):
+            _check_sampling(cohort, event, rate)
+        gain = accounting.epsilon(amplified, 1e-5) - accounting.epsilon(release, 1e-5)
+        assert gain <= 1e-3, f"{cohort}: sampling makes {release} cost more, by {gain}"
+    silence = events.NonPrivate("nothing is hidden")
+    kept = cohort.amplify(silence, POPULATION)
+    assert isinstance(kept, events.NonPrivate), f"{cohort} makes a release private that is not"
+
+
+def _check_sampling(cohort: Cohort, event: events.Round, rate: float) -> None:
+    """The theorem used fits the adjacency and the law, and its rate is not below the true one."""
+    if not isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
+        return
+    wanted = SAMPLED[type(event)]
+    assert cohort.adjacency == wanted, (
+        f"{cohort} is accounted as {type(event).__name__}, a theorem of {wanted} adjacency, but "
+        f"its own is {cohort.adjacency}"
+    )
+    if isinstance(event, events.PoissonSampled):
+        poisson, claimed = True, event.rate
+    else:
+        poisson, claimed = False, event.cohort / event.population
+    assert poisson != cohort.fixed, f"{cohort} is accounted as {type(event).__name__}"
+    assert claimed >= rate * (1 - 1e-9), f"{cohort}: amplified at {claimed}, drawn at {rate}"
+    dependent = cohort.fixed and cohort.cap is not None
+    assert not dependent, f"{cohort}: a cap makes fixed-size draws depend on earlier ones"
+
+
+def _sure_ones_arrive(cohort: Cohort) -> None:
+    """A fixed cohort brings at least as many as are sure; a random one promises nobody."""
+    sure = cohort.sure(POPULATION)
+    assert 1 <= sure <= POPULATION, f"{cohort} is sure of {sure} of {POPULATION}"
+    if cohort.fixed:
+        least = int(attendance(cohort, 50).sum(axis=1).min())
+        assert least >= sure, f"{cohort} is sure of {sure}, but {least} came"
+    elif cohort.honest is None:
+        assert sure == 1, f"{cohort} is sure of {sure}, though nobody has to come"
