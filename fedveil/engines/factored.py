@@ -143,20 +143,12 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _check_frozen(mode: _Interception, kind: str, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether the operation's weight is trained; a trained bias alone is not served."""
-    trained = mode.work.name_of(weight) is not None
-    if not trained and mode.work.name_of(bias) is not None:
-        raise NotServedError(f"{mode.work.name_of(bias)} shifts a {kind} whose weight is frozen")
-    return trained
-
-
 def _linear(
     mode: _Interception, input: Tensor, weight: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    if not _check_frozen(mode, "linear", weight, bias):
-        return F.linear(input, weight, bias)
-    name = mode.work.names[id(weight)]
+    name = mode.work.name_of(weight)
+    if name is None:
+        return _shifted(mode, F.linear(input, weight), bias, 1)
     if name not in mode.work.layers:
         shift = mode.work.shift(bias)
         mode.work.layers[name] = LinearLayer(
@@ -180,9 +172,10 @@ def _conv2d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    if not _check_frozen(mode, "convolution", weight, bias):
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    name = mode.work.names[id(weight)]
+    name = mode.work.name_of(weight)
+    if name is None:
+        output = F.conv2d(input, weight, None, stride, padding, dilation, groups)
+        return _shifted(mode, output, bias, output[0, 0].numel())
     if groups != 1 or isinstance(padding, str):
         raise NotServedError(f"{name} is convolved in groups or with a padding that has a name")
     if name not in mode.work.layers:
@@ -193,6 +186,13 @@ def _conv2d(
     if not isinstance(layer, ConvLayer) or (bias is not None and layer.bias is None):
         raise NotServedError(f"{name} is used in two ways, or its bias is frozen")
     return applied(layer.use(mode.pace), input, mode.work.anchor)
+
+
+def _shifted(mode: _Interception, output: Tensor, bias: Tensor | None, behind: int) -> Tensor:
+    """The bias behind a frozen weight, trained or frozen itself."""
+    if bias is None or mode.work.name_of(bias) is not None:
+        return _scaled(mode, output, None, bias, behind)
+    return output + bias.view(-1, *[1] * (output.dim() - 2) if behind > 1 else [])
 
 
 def _pair(value: Any) -> tuple[int, int]:

@@ -36,12 +36,20 @@ class _Site(Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor, use: Use) -> Tensor:
         """`anchor` requires a gradient, so that a backward pass comes by even if x does not."""
         ctx.use = use
-        return use.forward(x.detach())
+        return _owned(use.forward(x.detach()))
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
         """Leave the gradient of the output with the layer; pass on that of the input if asked."""
         return ctx.use.backward(g, ctx.needs_input_grad[0]), None, None
+
+
+def _owned(y: Tensor) -> Tensor:
+    """The same numbers as a tensor that is not a view: what follows may change it in place."""
+    if y._base is None:
+        return y
+    unviewed: Tensor = torch.ops.aten._unsafe_view(y.contiguous(), y.shape)
+    return unviewed
 
 
 @dataclass
@@ -114,14 +122,20 @@ class LinearLayer:
         if isinstance(self.store, Written):
             y = torch.bmm(self._in_groups(x), self.store.weights().transpose(1, 2))
         else:
-            if self.base is None or self.store is None:
-                self.base = self._in_groups(F.linear(x, self.weight))
-            y = self.base
+            y = self._shared(x)
             if self.store is not None:
                 y = _grown(y, pace) + self.store.correction(self._in_groups(x))
         if self.bias is not None:
             y = y + self.bias.store.weights()[:, None, :]
         return y.reshape(*x.shape[:-1], -1)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        """x·Wᵀ, multiplied once where x never changes."""
+        if self.base is not None and self.store is not None:
+            return self.base
+        y = self._in_groups(F.linear(x, self.weight))
+        self.base = y.clone() if self.repeated and self.bias is None else y
+        return y
 
     def _back(self, g: Tensor, pace: Pace) -> Tensor:
         if isinstance(self.store, Written):

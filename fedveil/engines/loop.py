@@ -44,5 +44,5 @@ class LoopEngine:
             name: leaf.detach().requires_grad_() for name, leaf in self.task.unflatten(y).items()
         }
         loss = self.task.loss(leaves, inputs, labels, mask)
-        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in gradients])

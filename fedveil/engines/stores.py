@@ -148,10 +148,13 @@ class Factors:
         """Take up a step's gradient gᵀa."""
         if self.merged:
             self._absorb_merged(a, g, pace)
-        else:
-            self.inputs.append(a)
-            self.slopes.append(g)
-            self._absorb_block(pace)
+            return
+        walking = (pace.rates > 0)[:, None, None]
+        if not bool(walking.all()):  # a coefficient of 0 would make NaN of what is not finite
+            a, g = torch.where(walking, a, 0.0), torch.where(walking, g, 0.0)
+        self.inputs.append(a)
+        self.slopes.append(g)
+        self._absorb_block(pace)
 
     def _absorb_merged(self, a: Tensor, g: Tensor, pace: Pace) -> None:
         if not self.inputs:

@@ -120,7 +120,8 @@ def _ratio(event: events.Round) -> float:
 
 def _attended(event: events.Attended) -> Loss | None:
     """Σ_j P(J = j)·δ_j(ε) with J = min(Bin(rounds, rate), most): the coins are seen."""
-    times, chances = _attendance(event.rate, event.rounds, event.most)
+    exact = isinstance(event.event, events.RenyiRelease)
+    times, chances = _attendance(event.rate, event.rounds, event.most, 0.0 if exact else NEGLIGIBLE)
     match event.event:
         case events.NonPrivate():
             return None
@@ -133,19 +134,19 @@ def _attended(event: events.Attended) -> Loss | None:
         case events.GaussianRelease(ratio):
             return None if ratio < LEAST_RATIO else GaussianMixture(ratio, times, chances)
         case release:
-            losses = [_composed(release, int(j)) for j in times]
-            return Weighted(chances, tuple(loss for loss in losses if loss is not None))
+            losses = [loss for j in times if (loss := _composed(release, int(j))) is not None]
+            return Weighted(chances, tuple(losses)) if len(losses) == len(times) else None
 
 
-def _attendance(rate: float, rounds: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.ndarray, np.ndarray]:
     """How often one takes part, and with what chance; rare counts are put in the worst place."""
     from scipy.stats import binom
 
     counts = np.arange(rounds + 1)
     chances = binom.pmf(counts, rounds, rate)
-    likely = chances > NEGLIGIBLE / (rounds + 1)
+    likely = chances >= rare / (rounds + 1)
     times = np.append(np.minimum(counts[likely], most), most)
-    return times, np.append(chances[likely], NEGLIGIBLE)
+    return times, np.append(chances[likely], rare)
 
 
 @functools.lru_cache(maxsize=64)

@@ -204,7 +204,9 @@ def largest_cohort(
 ) -> Recipe:
     """The recipe with the largest cohort that keeps the budget with the noise it has.
 
-    Of a Poisson cohort the rate, to 0.5%; of a fixed size the number of clients.
+    Of a Poisson cohort the rate, to 0.5%; of a fixed size the number of clients. Found by bisection
+    above the recipe's own cohort if that keeps the budget, else below it: a larger cohort mostly
+    costs more, but not where clients bring noise that adds up.
     """
 
     def within(cohort: Cohort) -> bool:
@@ -235,7 +237,9 @@ def _largest_rate(
     low, high = 1 / (1000 * population), 1.0
     if within(replace(cohort, rate=high)):
         return replace(cohort, rate=high)
-    if not within(replace(cohort, rate=low)):
+    if within(cohort):
+        low = cohort.rate
+    elif not within(replace(cohort, rate=low)):
         return None
     while high / low > 1 + TOLERANCE:
         middle = math.sqrt(low * high)
@@ -246,7 +250,9 @@ def _largest_rate(
 def _largest_size(
     cohort: FixedSize, population: int, within: Callable[[Cohort], bool]
 ) -> Cohort | None:
-    low, high = 0, population + 1
+    low, high = cohort.clients if within(cohort) else 0, population
+    if within(replace(cohort, clients=high)):
+        return replace(cohort, clients=high)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if within(replace(cohort, clients=middle)) else (low, middle)

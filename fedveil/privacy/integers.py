@@ -14,7 +14,7 @@ import numpy as np
 from fedveil.privacy.events import ORDERS
 from fedveil.privacy.norms import Norms
 
-FEW = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0)  # orders of sums that take long
+FEW = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0, 1024.0)  # for slow sums
 ALPHAS = np.array(ORDERS)[:, None]  # against moves in a row
 
 

@@ -13,6 +13,7 @@ from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.dense import DenseEngine
+from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
@@ -81,11 +82,16 @@ def dense(group: int):
     return lambda task: DenseEngine(task, group)
 
 
+def factored(group: int):
+    return lambda task: FactoredEngine(task, group)
+
+
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
-def test_dense_and_loop_agree_on_every_recipe(recipe: Recipe) -> None:
+def test_all_engines_agree_on_every_recipe(recipe: Recipe) -> None:
     reference = played(recipe, LoopEngine)
     assert torch.isfinite(reference).all()
     assert torch.allclose(played(recipe, dense(4)), reference, atol=1e-5, rtol=0)
+    assert torch.allclose(played(recipe, factored(4)), reference, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
@@ -93,12 +99,14 @@ def test_grouping_does_not_change_results(recipe: Recipe) -> None:
     reference = played(recipe, dense(100))
     for group in (1, 2, 5):
         assert torch.allclose(played(recipe, dense(group)), reference, atol=1e-5, rtol=0)
+        assert torch.allclose(played(recipe, factored(group)), reference, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
 def test_the_same_seed_gives_the_same_bytes(recipe: Recipe) -> None:
-    first, second = played(recipe, dense(4)), played(recipe, dense(4))
-    assert first.numpy().tobytes() == second.numpy().tobytes()
+    for engine_of in (dense(4), factored(4)):
+        first, second = played(recipe, engine_of), played(recipe, engine_of)
+        assert first.numpy().tobytes() == second.numpy().tobytes()
 
 
 def test_every_algorithm_is_among_the_recipes() -> None:
@@ -109,7 +117,9 @@ def test_every_algorithm_is_among_the_recipes() -> None:
 def test_engines_agree_on_other_models(model: str) -> None:
     recipe = algorithms.dp_fedavg(clip=0.5, rate=0.7, steps=2, batch=3, noise_multiplier=0.1)
     reference = played(recipe, LoopEngine, model, rounds=1)
-    assert torch.allclose(played(recipe, dense(3), model, rounds=1), reference, atol=1e-5, rtol=0)
+    for engine_of in (dense(3), factored(3)):
+        found = played(recipe, engine_of, model, rounds=1)
+        assert torch.allclose(found, reference, atol=1e-5, rtol=0)
 
 
 class Recurrent(nn.Module):
@@ -132,10 +142,10 @@ def test_a_module_that_cannot_be_stacked_falls_to_the_loop(caplog) -> None:
     assert "does not run stacked" in caplog.text
 
 
-def test_auto_takes_dense_where_it_runs_and_unknown_engines_are_refused() -> None:
+def test_auto_takes_factored_where_it_runs_and_unknown_engines_are_refused() -> None:
     data = population()
     task = Task(build("softmax", data, torch.Generator()), "cross_entropy")
-    assert choose("auto", task, data).name == "dense"
+    assert choose("auto", task, data).name == "factored"
     with pytest.raises(UserError, match="There is no engine 'dens'; did you mean 'dense'"):
         choose("dens", task, data)
 
@@ -147,7 +157,7 @@ def test_frozen_parameters_stay_as_they_are() -> None:
     frozen.requires_grad_(False)
     task = Task(module, "cross_entropy")
     assert task.dim == sum(p.numel() for p in module.parameters()) - frozen.numel()
-    for engine in (DenseEngine(task, 4), LoopEngine(task)):
+    for engine in (DenseEngine(task, 4), LoopEngine(task), FactoredEngine(task, 4)):
         recipe = algorithms.fedavg(steps=2)
         state = begin(recipe, task.flatten(), data, 1, key=0)
         state, _ = play_round(recipe, state, data, engine, key=0)
@@ -175,7 +185,9 @@ def rows_of_others(
 @pytest.mark.parametrize("features", [1.0, 1e10, 1e20, 1e38])
 @pytest.mark.parametrize("rate", [0.1, 1e6, 1e15])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize("engine_of", [dense(100), LoopEngine], ids=["dense", "loop"])
+@pytest.mark.parametrize(
+    "engine_of", [dense(100), LoopEngine, factored(100)], ids=["dense", "loop", "factored"]
+)
 def test_no_client_changes_another_s_update(engine_of, momentum, rate, features) -> None:
     """A neighbour with more examples makes the group take more steps: others must not notice.
 

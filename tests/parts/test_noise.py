@@ -1,64 +1,60 @@
-"""Noise: the samplers follow their laws, the events follow from enumeration."""
+"""Noise on the sum: the draws follow their laws, the events follow from enumeration."""
 
 from __future__ import annotations
 
-import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
-from fedveil.parts.noise import (
-    HALF,
-    Binomial,
-    Gaussian,
-    Silent,
-    TruncatedDiscreteLaplace,
-    _edges,
-    _inverted,
-)
-from fedveil.parts.quantize import StochasticRound
+from fedveil.parts.noise import Gaussian, Noise, RoundedGaussian, Silent
+from fedveil.parts.quantize import StochasticRound, TowardZero
 from fedveil.privacy import events
 from fedveil.privacy.norms import Norms
+from tests.privacy.test_integers import CHANGES, Move, hockey_stick, laws, moves_within, name
+
+EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)
+ON_THE_SUM: list[Noise] = [Silent(), Gaussian(1.5), RoundedGaussian(1.5)]
 
 
-def on_grid(dim: int, levels: int = 1) -> Norms:
-    """Messages in grid steps of 1: unit vectors times `levels`, rounded."""
-    return StochasticRound(levels).norms(within(float(levels), dim))
+def rounded_masses(sigma: float, reach: int) -> np.ndarray:
+    """P(round(X) = k), X ~ N(0, σ²), for |k| ≤ reach; from the tails, which keep their digits."""
+    k = np.arange(1, reach + 1)
+    right = stats.norm.sf((k - 0.5) / sigma) - stats.norm.sf((k + 0.5) / sigma)
+    return np.concatenate([right[::-1], [1 - 2 * stats.norm.sf(0.5 / sigma)], right])
 
 
-def chi_square(values: np.ndarray, masses: np.ndarray) -> float:
-    """The p-value of values −m..m against masses; cells under 10 expected are merged."""
-    half = len(masses) // 2
-    observed = np.bincount(values.astype(int) + half, minlength=len(masses)).astype(float)
-    expected = masses * len(values)
-    rare = expected < 10
-    observed = np.append(observed[~rare], observed[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    kept = expected > 0
-    return float(stats.chisquare(observed[kept], expected[kept]).pvalue)
+def gaussian_delta(distance: float, epsilon: float) -> float:
+    """Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ): Balle and Wang 2018, Thm. 8."""
+    phi = stats.norm.cdf
+    high, low = distance / 2 - epsilon / distance, -distance / 2 - epsilon / distance
+    return float(phi(high) - math.exp(epsilon) * phi(low))
 
 
-def binomial_masses(trials: int) -> np.ndarray:
-    return stats.binom.pmf(np.arange(trials + 1), trials, 0.5)
+@pytest.mark.parametrize("noise", ON_THE_SUM, ids=str)
+def test_noise_on_the_sum_is_in_no_message(noise: Noise) -> None:
+    message = StochasticRound(4).norms(within(1.0, 3))
+    assert not noise.on_messages
+    assert not noise.each(message, np.random.default_rng(0)).any()
+    assert noise.reach(message) == 0
 
 
-LAWS = [
-    (TruncatedDiscreteLaplace(0.3, 12), lambda: TruncatedDiscreteLaplace(0.2, 12).masses()),
-    (TruncatedDiscreteLaplace(1e-4, 9), lambda: TruncatedDiscreteLaplace(0.05, 9).masses()),
-    (Binomial(40), lambda: np.pad(binomial_masses(26), 7)),
-]
+def test_a_silent_recipe_says_that_it_is_not_private() -> None:
+    message = within(1.0, 3)
+    assert Silent().event(message, message, 5.0, 5.0) == events.NonPrivate("no noise is added")
+    drawn = Silent().draw(message, 1, 1.0, np.random.default_rng(0))
+    assert drawn.dtype == torch.float64
+    assert not drawn.any()
+    with pytest.raises(UserError, match="no noise"):
+        Silent().scaled(1.0, message, message, 1.0, 1.0, 1e-5)
 
 
-@pytest.mark.parametrize(("noise", "wrong"), LAWS, ids=["tdl", "tdl-flat", "binomial"])
-def test_a_sampler_matches_its_masses_and_no_other(noise, wrong) -> None:
-    drawn = noise.draw(on_grid(200_000), 1, 1.0, np.random.default_rng(1)).numpy()
-    law = noise.masses() if hasattr(noise, "masses") else binomial_masses(noise.trials)
-    assert chi_square(drawn, law) > 1e-3
-    assert chi_square(drawn, wrong()) < 1e-6
+# ---- Gaussian
 
 
 @pytest.mark.parametrize("factor", [2 / 3, 1.0, 3 / 2])
@@ -68,20 +64,6 @@ def test_gaussian_noise_has_the_stated_deviation_not_two_thirds_or_three_halves(
     assert p > 1e-3 if factor == 1.0 else p < 1e-6
 
 
-@pytest.mark.parametrize(("alpha", "support"), [(0.3, 12), (1.0, 3), (0.01, 50), (2.0, 1)])
-def test_lemma_1_s_variance_is_the_enumerated_one(alpha: float, support: int) -> None:
-    noise = TruncatedDiscreteLaplace(alpha, support)
-    values = np.arange(-support, support + 1)
-    assert noise.masses().sum() == pytest.approx(1.0)
-    assert noise.variance() == pytest.approx(float((noise.masses() * values**2).sum()))
-
-
-def test_client_noise_adds_up_over_the_clients_that_came() -> None:
-    noise = TruncatedDiscreteLaplace(0.3, 12)
-    drawn = noise.draw(on_grid(50_000), 6, 6.0, np.random.default_rng(1)).numpy()
-    assert drawn.var() == pytest.approx(6 * noise.variance(), rel=0.03)
-
-
 @pytest.mark.parametrize(("arrived", "shares"), [(0, 1.0), (30, 1.0), (100, 1.0), (150, 1.5)])
 def test_gaussian_client_noise_never_falls_below_what_is_accounted(arrived, shares) -> None:
     noise = Gaussian(2.0, at="client")
@@ -89,147 +71,109 @@ def test_gaussian_client_noise_never_falls_below_what_is_accounted(arrived, shar
     assert drawn.std() == pytest.approx(2.0 * math.sqrt(shares), rel=0.02)
 
 
-def hockey_stick(masses: np.ndarray, move: tuple[int, ...], epsilon: float) -> float:
-    """δ(ε) between noise and noise moved by `move`, by enumeration of all outputs."""
-    m = len(masses) // 2
-    reach = m + max(map(abs, move))
-    mass = {value: masses[value + m] for value in range(-m, m + 1)}
-    total = 0.0
-    for output in itertools.product(range(-reach, reach + 1), repeat=len(move)):
-        p = math.prod(mass.get(value, 0.0) for value in output)
-        q = math.prod(mass.get(v - step, 0.0) for v, step in zip(output, move, strict=True))
-        total += max(p - math.exp(epsilon) * q, 0.0)
-    return total
-
-
-@pytest.mark.parametrize(("alpha", "support"), [(0.3, 5), (0.05, 4), (1.0, 6)])
-@pytest.mark.parametrize("move", [(1,), (2, 0), (1, 1), (2, 2), (2, 1, 1), (0, 2, 0)])
-def test_tdl_s_epsilon_and_delta_cover_every_enumerated_neighbour(alpha, support, move) -> None:
-    change = Norms(len(move), l1=sum(move), l2=math.hypot(*move), linf=max(move), grid=1.0)
-    event = TruncatedDiscreteLaplace(alpha, support).event(change, change, 1.0)
-    assert isinstance(event, events.ApproximateRelease)
-    enumerated = hockey_stick(
-        TruncatedDiscreteLaplace(alpha, support).masses(), move, event.epsilon
-    )
-    assert enumerated <= event.delta * (1 + 1e-9)
-
-
-def test_tdl_s_delta_is_tight_for_one_full_move() -> None:
-    change = Norms(1, l1=3, l2=3, linf=3, grid=1.0)
-    noise = TruncatedDiscreteLaplace(0.3, 5)
-    event = noise.event(change, change, 1.0)
-    assert hockey_stick(noise.masses(), (3,), event.epsilon) == pytest.approx(event.delta)
-
-
-def test_moves_beyond_the_centre_are_covered_too() -> None:
-    """There t is not convex: several moves of m can be worse than fewer of 2m."""
-    noise = TruncatedDiscreteLaplace(0.8, 2)
-    change = Norms(2, l1=4, l2=4, linf=4, grid=1.0)
-    event = noise.event(change, change, 1.0)
-    for move in [(4, 0), (2, 2), (3, 1)]:
-        assert hockey_stick(noise.masses(), move, event.epsilon) <= event.delta * (1 + 1e-9)
-
-
-def test_the_published_parameters_of_das_2021_are_not_private_as_claimed() -> None:
-    """PAPERS: at s = 2^6 one coordinate moved by one level already gives δ = 0.053."""
-    published = TruncatedDiscreteLaplace.das2021(dim=328_810, levels=64, epsilon=10, mu=0.1)
-    assert published.support == 9
-    one_step = Norms(328_810, l1=1, l2=1, linf=1, grid=1.0)
-    event = published.event(one_step, one_step, 1.0)
-    assert event.delta == pytest.approx(0.053, abs=0.001)
-    assert event.delta > 2.0**-328_810
-    message = StochasticRound(64).norms(within(1.0, 328_810))
-    whole = published.event(message, message.sensitivity("replace-one"), 1.0)
-    assert isinstance(whole, events.NonPrivate)
-
-
-@pytest.mark.parametrize(
-    ("dim", "levels", "bits"),
-    [(328_810, 2**6, 8), (328_810, 2**12, 14), (2_210_410, 2**9, 11), (2_210_410, 2**20, 22)],
-)
-def test_published_message_sizes(dim: int, levels: int, bits: int) -> None:
-    support = TruncatedDiscreteLaplace.das2021(dim, levels, epsilon=10, mu=0.1).support
-    assert math.ceil(math.log2(2 * (levels + support) + 1)) == bits
-
-
-@pytest.mark.parametrize("delta", [1e-3, 1e-8])
-def test_scaled_tdl_keeps_delta_with_the_least_support(delta: float) -> None:
-    message = on_grid(3, levels=2)
+@pytest.mark.parametrize(("summands", "share"), [(1.0, 0.01), (25.0, 0.25), (100.0, 1), (300.0, 1)])
+def test_fewer_summands_hold_a_smaller_share_of_a_gaussian(summands, share) -> None:
+    """σ² = 4C² on the sum of 100: one message holds a hundredth of it; more than all is no more."""
+    message = within(0.7, 3)
     change = message.sensitivity("replace-one")
-    noise = TruncatedDiscreteLaplace().scaled(0.5, message, change, delta)
-    event = noise.event(message, change, 1.0)
-    assert event.epsilon == pytest.approx(2.0)
-    assert event.delta <= delta
-    smaller = TruncatedDiscreteLaplace(noise.alpha, noise.support - 1)
-    assert smaller.event(message, change, 1.0).delta > delta
+    event = Gaussian(2.0, at="client").event(message, change, summands, 100.0)
+    assert isinstance(event, events.GaussianRelease)
+    assert event.ratio == pytest.approx(math.sqrt(share) * 2.0 / 2)
 
 
-def test_a_silent_recipe_and_unaccounted_noise_say_that_they_are_not_private() -> None:
-    norms = on_grid(3)
-    assert isinstance(Silent().event(norms, norms, 1.0), events.NonPrivate)
-    assert isinstance(Binomial(10).event(norms, norms, 1.0), events.NonPrivate)
-    with pytest.raises(UserError, match="not accounted"):
-        Binomial().scaled(1.0, norms, norms, 1e-5)
+def test_scaled_noise_has_its_level_as_multiplier() -> None:
+    message = within(0.7, 3)
+    assert Gaussian(at="client").scaled(3.0, message, message, 9.0, 1.0, 1e-5) == Gaussian(
+        3.0, "client"
+    )
+    scaled = RoundedGaussian().scaled(3.0, message, message, 9.0, 1.0, 1e-5)
+    assert scaled == RoundedGaussian(3.0)
+    assert scaled.settled
+    assert not RoundedGaussian().settled
 
 
-def test_wrong_amounts_are_refused() -> None:
-    for make in (
-        lambda: Gaussian(-1.0),
-        lambda: Gaussian(math.nan),
-        lambda: Gaussian(1.0, at="nowhere"),
-        lambda: TruncatedDiscreteLaplace(0.1),
-        lambda: TruncatedDiscreteLaplace(-0.1, 3),
-        lambda: TruncatedDiscreteLaplace(0.1, 0),
-        lambda: Binomial(3),
-        lambda: Gaussian().deviation(within(1.0, 2)),
-    ):
-        with pytest.raises(UserError):
-            make()
+# ---- RoundedGaussian
 
 
-def test_discrete_noise_needs_a_grid() -> None:
+@pytest.mark.parametrize("factor", [0.97, 1.0, 1.03])
+def test_a_rounded_draw_has_the_masses_of_the_rounded_gaussian_and_no_other(factor) -> None:
+    """Message plus draw: round(x + N) of a whole x is x + round(N)."""
+    message = StochasticRound(4).norms(within(2.0, 200_000))  # a grid of ½
+    noise = RoundedGaussian(3.0 * message.grid / message.l2)  # three steps
+    whole = torch.arange(message.dim) % 7 - 3
+    released = whole + noise.draw(message, 5, 9.0, np.random.default_rng(3))
+    assert released.dtype == torch.int64
+    reach = 12
+    masses = rounded_masses(3.0 * factor, reach)
+    drawn = np.clip((released - whole).numpy(), -reach, reach)
+    masses[[0, -1]] += (1 - masses.sum()) / 2  # what lies beyond is counted at the ends
+    counts = np.bincount(drawn + reach, minlength=2 * reach + 1)
+    p = stats.chisquare(counts, masses * message.dim, sum_check=False).pvalue
+    assert p > 1e-3 if factor == 1.0 else p < 1e-6
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.8, 1.7])
+@pytest.mark.parametrize("change", CHANGES[:5], ids=name)
+def test_rounded_noise_hides_every_move_at_least_as_well_as_the_gaussian(sigma, change) -> None:
+    """x + round(N) against x′ + round(N), all outputs, for every whole move within the norms."""
+    masses = rounded_masses(sigma, math.ceil(9 * sigma) + 2)
+    for move in moves_within(change):
+        p, q = laws(masses, move)
+        for epsilon in EPSILONS:
+            bound = gaussian_delta(math.hypot(*move) / sigma, epsilon)
+            assert hockey_stick(p, q, epsilon) <= bound + 1e-12
+
+
+@pytest.mark.parametrize("move", [(3,), (2, 1), (1, 1, 1)], ids=str)
+def test_and_not_much_better(move: Move) -> None:
+    """So accounting σ·1.1 would be noticed by the enumeration."""
+    sigma, distance = 2.5, math.hypot(*move)
+    masses = rounded_masses(sigma, 12)
+    true = hockey_stick(*laws(masses, move), 1.0)
+    assert true > gaussian_delta(distance / (1.1 * sigma), 1.0)
+
+
+@pytest.mark.parametrize("adjacency", ["add-remove", "replace-one"])
+def test_the_event_of_rounded_noise_is_the_gaussian_s(adjacency) -> None:
+    message = TowardZero(2**10).norms(within(0.3, 50))
+    change = message.sensitivity(adjacency)
+    for summands in (1.0, 40.0):
+        event = RoundedGaussian(2.0).event(message, change, summands, 40.0)
+        assert event == events.GaussianRelease(2.0 if adjacency == "add-remove" else 1.0)
+
+
+def test_a_release_of_enumerated_rounded_noise_is_within_its_event() -> None:
+    """Multiplier, grid and sensitivity together: a message of at most 3 steps, σ of 3.6 steps."""
+    message = Norms(2, l1=0.6, l2=0.3 * math.sqrt(2), linf=0.3, grid=0.1)
+    event = RoundedGaussian(1.2).event(message, message, 1.0, 1.0)
+    assert isinstance(event, events.GaussianRelease)
+    sigma = 1.2 * message.l2 / message.grid
+    masses = rounded_masses(sigma, 50)
+    for epsilon in EPSILONS:
+        true = hockey_stick(*laws(masses, (3, 3)), epsilon)
+        bound = gaussian_delta(1 / event.ratio, epsilon)
+        assert true <= bound + 1e-12
+        assert true >= 0.8 * bound
+
+
+def test_rounded_noise_needs_a_grid() -> None:
     with pytest.raises(UserError, match="grid"):
-        Binomial(4).draw(within(1.0, 3), 1, 1.0, np.random.default_rng(0))
+        RoundedGaussian(1.0).draw(within(1.0, 3), 1, 1.0, np.random.default_rng(0))
 
 
-def test_the_sampler_s_whole_numbers_are_the_stated_law_down_to_the_tails() -> None:
-    """Float sums would lose masses under 1e-16; the edges keep 37 digits, on both sides alike."""
-    alpha, support = 1.0, 60
-    high, low = (part.tolist() for part in _edges(alpha, support))
-    edges = [h * HALF + entry for h, entry in zip(high, low, strict=True)]
-    counts = np.diff([0, *edges, HALF * HALF])
-    law = [math.exp(-alpha * abs(y)) for y in range(-support, support + 1)]
-    for count, mass in zip(counts, law, strict=True):
-        assert count / (HALF * HALF) == pytest.approx(mass / math.fsum(law), rel=1e-9)
-    assert counts[0] > 0
-    assert abs(int(counts[0]) - int(counts[-1])) <= 1
+WRONG: list[Callable[[], object]] = [
+    lambda: Gaussian(-1.0),
+    lambda: Gaussian(math.nan),
+    lambda: Gaussian(1.0, at="nowhere"),  # type: ignore[arg-type]
+    lambda: Gaussian().deviation(within(1.0, 2)),
+    lambda: RoundedGaussian(0.0),
+    lambda: RoundedGaussian(math.inf),
+    lambda: RoundedGaussian().deviation(within(1.0, 2)),
+]
 
 
-class Scripted:
-    """A generator whose integers are given."""
-
-    def __init__(self, *answers: object) -> None:
-        self.answers = list(answers)
-
-    def integers(self, limit: int, size: int | None = None) -> object:
-        return self.answers.pop(0)
-
-
-def test_ties_of_the_high_half_are_settled_by_the_low_half() -> None:
-    high, low = np.array([5, 5, 9]), np.array([10, 20, 0])
-    for first, second, place in [
-        (4, 0, 0),
-        (5, 9, 0),
-        (5, 10, 1),
-        (5, 19, 1),
-        (5, 20, 2),
-        (7, 0, 2),
-    ]:
-        rng = Scripted(np.array([first]), second)
-        assert _inverted((high, low), 1, rng).tolist() == [place]
-
-
-def test_the_event_counts_what_the_sampler_may_be_off() -> None:
-    change = Norms(1000, l1=1, l2=1, linf=1, grid=1.0)
-    event = TruncatedDiscreteLaplace(1.0, 200).event(change, change, 1.0)
-    assert event.delta >= 1000 * 400 / 2.0**124
+@pytest.mark.parametrize("make", WRONG)
+def test_wrong_amounts_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises(UserError) as refused:
+        make()
+    assert str(refused.value).endswith(".")

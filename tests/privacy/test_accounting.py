@@ -15,7 +15,7 @@ from fedveil import algorithms
 from fedveil.errors import UserError
 from fedveil.parts.noise import Gaussian
 from fedveil.privacy import events
-from fedveil.privacy.accounting import delta, epsilon
+from fedveil.privacy.accounting import delta, epsilon, quick_epsilon
 from fedveil.privacy.calibrate import TOLERANCE, Budget, settle
 from fedveil.privacy.statement import guarantee
 
@@ -111,6 +111,16 @@ def test_subsampling_an_approximate_release() -> None:
     event = events.PoissonSampled(0.1, events.ApproximateRelease(1.0, 1e-6))
     amplified = math.log(1 + 0.1 * (math.e - 1))
     assert epsilon(event, 1e-7) == pytest.approx(amplified, rel=5e-3)
+
+
+@pytest.mark.parametrize(("rate", "ratio", "rounds"), [(0.2, 2.0, 50), (0.01, 0.8, 300)])
+def test_a_quick_epsilon_is_rough_and_from_above(rate, ratio, rounds) -> None:
+    release = events.GaussianRelease(ratio)
+    sampled = events.Composed(events.PoissonSampled(rate, release), rounds)
+    quick = quick_epsilon(sampled, 1e-5)
+    assert quick is not None
+    assert epsilon(sampled, 1e-5) <= quick <= 1.4 * epsilon(sampled, 1e-5)
+    assert quick_epsilon(events.Composed(release, rounds), 1e-5) is None
 
 
 def test_no_noise_no_guarantee() -> None:
