@@ -99,7 +99,7 @@ def _composed(event: events.Round, count: int) -> Loss | None:
             return Renyi(count * np.array(divergences), count * escape, count * distance)
         case events.GaussianRelease(ratio):  # composes in closed form
             event, count = events.GaussianRelease(ratio / math.sqrt(count)), 1
-    if _ratio(event) < LEAST_RATIO:
+    if _hopeless(event):
         return None
     once = _one_round(event)
     return _library(once if count == 1 else once.self_compose(count))
@@ -111,11 +111,13 @@ def _library(loss: Any) -> Loss:
     return found
 
 
-def _ratio(event: events.Round) -> float:
-    """Noise over sensitivity of a Gaussian release, sampled or not; ∞ for others."""
+def _hopeless(event: events.Round) -> bool:
+    """Whether a release, sampled or not, is too poor for the library's numbers."""
     if isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
-        return _ratio(event.event)
-    return event.ratio if isinstance(event, events.GaussianRelease) else math.inf
+        return _hopeless(event.event)
+    if isinstance(event, events.GaussianRelease):
+        return event.ratio < LEAST_RATIO
+    return isinstance(event, events.ApproximateRelease) and event.delta > 0.5
 
 
 def _attended(event: events.Attended) -> Loss | None:
@@ -144,9 +146,9 @@ def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.nd
 
     counts = np.arange(rounds + 1)
     chances = binom.pmf(counts, rounds, rate)
-    likely = chances >= rare / (rounds + 1)
-    times = np.append(np.minimum(counts[likely], most), most)
-    return times, np.append(chances[likely], rare)
+    likely = chances > rare / (rounds + 1)
+    times, chances = np.minimum(counts[likely], most), chances[likely]
+    return (np.append(times, most), np.append(chances, rare)) if rare else (times, chances)
 
 
 @functools.lru_cache(maxsize=64)

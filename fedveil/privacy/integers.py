@@ -72,10 +72,10 @@ def divergences(masses: np.ndarray, steps: Norms) -> np.ndarray:
     logs, few = np.log(masses), [ORDERS.index(order) for order in FEW]
     powers = np.array(FEW)[:, None] - 1
     costs = np.full((len(FEW), int(steps.linf)), np.inf)
-    with np.errstate(over="ignore"):
-        for j in moves(steps)[: len(masses) - 1]:
-            growth = np.exp(powers * (logs[j:] - logs[:-j]))
-            costs[:, j - 1] = np.log(growth @ masses[j:])
+    for j in moves(steps)[: len(masses) - 1]:
+        growth = powers * (logs[j:] - logs[:-j])
+        largest = growth.max(axis=1)
+        costs[:, j - 1] = largest + np.log(np.exp(growth - largest[:, None]) @ masses[j:])
     values = np.full(len(ORDERS), np.inf)
     values[few] = worst(costs, steps) / powers[:, 0]
     return values
