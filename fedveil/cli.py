@@ -103,7 +103,7 @@ def train(
         str | None, typer.Option(help="seeded (repeatable), or secure (secret and exact).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, dense or loop.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto, factored, dense or loop.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new directory; runs/… if none.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run's directory.")] = None,
 ) -> None:
