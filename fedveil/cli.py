@@ -257,7 +257,8 @@ def _stated(target: Path) -> tuple[str, Statement]:
         known = run.load_summary()
         with reading(target / "summary.json"):
             facts = known["privacy"]
-            size = (facts["dimension"], facts["population"], facts["rounds"], facts["delta"])
+            played = max(facts["rounds"], run.rounds_played())
+            size = (facts["dimension"], facts["population"], played, facts["delta"])
             secure = facts["randomness"] == "secure"
         recipe = resolve_recipe(read_settings(target / "recipe.toml", {}))
         return "", statement(recipe, *size, secure)

@@ -116,7 +116,7 @@ def resolve_recipe(settings: Settings) -> Recipe:
     recipe = recipe_from_plain(settings.recipe)
     if "algorithm" in settings.model_fields_set:
         _refuse_edited(settings, recipe)
-    return recipe
+    return recipe if settings.view is None else replace(recipe, view=settings.view)
 
 
 def _called(settings: Settings) -> Recipe:

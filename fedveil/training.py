@@ -67,6 +67,7 @@ class Training:
     rounds: int
     seed: int
     key: Key  # of the run's random streams
+    identity: str  # of all that must stay as it is when the run goes on
     delta: float
     budget: Budget | None
     state: State
@@ -204,8 +205,11 @@ def prepare(
     if noise == "secure":
         recipe = secured(recipe)
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
-    facts = (seed, recipe, rounds, task.fingerprint(x), data.fingerprint())
-    key = SecretKey() if noise == "secure" else run_key(*facts)
+    model_facts = task.fingerprint(x, data.inputs[0])
+    identity = run_key(
+        seed, recipe, rounds, model_facts, data.fingerprint(), working.name, noise, delta
+    )
+    key = SecretKey() if noise == "secure" else identity
     return Training(
         recipe=recipe,
         data=data,
@@ -214,6 +218,7 @@ def prepare(
         rounds=rounds,
         seed=seed,
         key=key,
+        identity=identity,
         delta=delta,
         budget=None if per_round else budget,
         state=begin(recipe, x, data, rounds, key),
@@ -278,12 +283,14 @@ def finish(
 def checkpoint(training: Training, directory: RunDirectory) -> None:
     """Metrics first, then the state: a resumed run drops rows beyond its state."""
     directory.save_metrics([asdict(record) for record in training.records])
-    directory.save_checkpoint(training.state)
+    directory.save_checkpoint(training.state, training.identity)
 
 
 def restore(training: Training, directory: RunDirectory) -> Training:
     """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
-    training.state = directory.load_checkpoint(training.state)
+    training.state = directory.load_checkpoint(training.state, training.identity)
+    if not training.finished:
+        directory.forget_results()  # they would tell of fewer rounds than are played from now on
     rows = directory.load_metrics()[: training.state.round]
     with reading(directory.path / "metrics.parquet"):
         training.records = [Record(**row) for row in rows]

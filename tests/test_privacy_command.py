@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from fedveil.errors import UserError
 from fedveil.privacy.ask import Question, answer
@@ -239,7 +241,29 @@ def test_secure_noise_says_so_and_is_never_the_same_twice(run: Run, tmp_path: Pa
 def test_a_probed_threshold_is_said_to_leak(run: Run) -> None:
     flags = ("train", "--algorithm", "dp_fedavg", "--set", "clip=probe", "--epsilon", 5)
     out = run(*flags, *DIGITS, "--rounds", 1, "--out", "a").out
-    assert "leaks" in out
-    assert "THE CLIPPING THRESHOLD" in run("privacy", "a").out
+    assert "no ε covers it" in out
+    assert "Leak" in run("privacy", "a").out
     epsilon = json.loads(run("privacy", "a", "--json").out)["views"]["models"]["epsilon"]
     assert math.isfinite(epsilon)
+
+
+def test_a_run_s_checkpoint_counts_where_it_has_more_rounds(run: Run, tmp_path: Path) -> None:
+    flags = ("--algorithm", "dp_fedavg", "--noise-multiplier", 1.0, *DIGITS)
+    run("train", *flags, "--rounds", 3, "--out", "a")
+    file = tmp_path / "a" / "summary.json"
+    summary = json.loads(file.read_text("utf-8"))
+    summary["privacy"]["rounds"] = 1
+    file.write_text(json.dumps(summary), "utf-8")
+    assert json.loads(run("privacy", "a", "--json").out)["rounds"] == 3
+
+
+def test_a_view_is_asked_of_a_written_recipe_too(run: Run, tmp_path: Path) -> None:
+    flags = ("--algorithm", "dp_fedavg", "--set", "clients=10", "--set", "noise_at=client")
+    run("train", *flags, *DIGITS, "--rounds", 1, "--epsilon", 6, "--out", "a")
+    plain = tomllib.loads((tmp_path / "a" / "recipe.toml").read_text("utf-8"))
+    for name in ("algorithm", "parameters"):
+        del plain[name]
+    (tmp_path / "b.toml").write_text(tomli_w.dumps(plain), "utf-8")
+    refused = run("train", "b.toml", "--view", "messages", "--epsilon", 6, "--out", "b")
+    assert refused.code == 2
+    assert "over the budget" in refused.err

@@ -37,9 +37,9 @@ def test_it_bounds_as_clip_does_and_the_statement_says_that_it_leaks(blobs: Fede
     result = training.train(recipe, blobs, rounds=2, epsilon=8.0)
     bound = result.recipe.bound
     assert bound.norms(7) == Clip(bound.norm).norms(7)
-    assert "leaks" in dict(result.statement.entries())["Not covered"]
+    assert "no ε covers it" in dict(result.statement.entries())["Leak"]
     plain = training.train(algorithms.dp_fedavg(rate=0.9), blobs, rounds=2, epsilon=8.0)
-    assert "leaks" not in dict(plain.statement.entries())["Not covered"]
+    assert "Leak" not in dict(plain.statement.entries())
 
 
 def test_a_run_that_diverges_has_no_threshold(blobs: Federated) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import signal
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fedveil.data.federated import Dataset, Examples, Federated
 from fedveil.errors import UserError
 from fedveil.parts.memory import ClientMemory
 from fedveil.recipe import Recipe
+from fedveil.runs.directory import RunDirectory
 from fedveil.training import Record, Result, Training, prepare, train
 
 
@@ -440,3 +442,72 @@ def test_a_module_that_remembers_its_inputs_is_refused(
 def test_data_by_example_need_a_recipe_for_examples(blobs: Federated, plain_recipe: Recipe) -> None:
     with pytest.raises(UserError, match="protects clients"):
         train(plain_recipe, blobs.by_example(), rounds=1)
+
+
+# What a run must not share, and must not forget
+
+
+class Bent(nn.Module):
+    """Two modules of this class look alike, whatever they do."""
+
+    def __init__(self, bend: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+        self.bend = bend
+        nn.init.constant_(self.linear.weight, 0.1)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.bend(x))
+
+
+def test_modules_that_look_alike_but_compute_other_things_share_no_noise(blobs: Federated) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=1.0)
+    keys = {
+        work.prepare(recipe, blobs, Bent(bend), rounds=1).key
+        for bend in (torch.relu, torch.zeros_like, torch.tanh)
+    }
+    assert len(keys) == 3
+
+
+def test_frozen_parameters_and_engines_are_part_of_a_run_s_key(blobs: Federated) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=1.0)
+    keys = set()
+    for engine in ("dense", "loop", "factored"):
+        for value in (0.1, 0.2):
+            body = nn.Linear(5, 5).requires_grad_(False)
+            nn.init.constant_(body.weight, value)
+            nn.init.zeros_(body.bias)
+            module = nn.Sequential(body, Bent(torch.relu))
+            keys.add(work.prepare(recipe, blobs, module, rounds=1, engine=engine).key)
+    assert len(keys) == 6
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(blobs: Federated, tmp_path: Path) -> None:
+    loud, quiet = (algorithms.dp_fedavg(noise_multiplier=z, rate=0.5) for z in (50.0, 1.0))
+    spent = work.prepare(quiet, blobs, rounds=4)
+    spent.step()
+    directory = RunDirectory.create(tmp_path / "a")
+    work.checkpoint(spent, directory)
+    work.restore(work.prepare(quiet, blobs, rounds=4), directory)
+    for other in (
+        work.prepare(loud, blobs, rounds=4),
+        work.prepare(quiet, blobs, rounds=5),
+        work.prepare(quiet, blobs, rounds=4, noise="secure"),
+        work.prepare(quiet, blobs, rounds=4, delta=1e-3),
+    ):
+        with pytest.raises(UserError, match="would be miscounted"):
+            work.restore(other, directory)
+
+
+def test_going_on_forgets_what_an_earlier_stop_concluded(blobs: Federated, tmp_path: Path) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=1.0, rate=0.5)
+    first = work.prepare(recipe, blobs, rounds=3)
+    first.step()
+    directory = RunDirectory.create(tmp_path / "a")
+    work.checkpoint(first, directory)
+    directory.save_summary(work.conclude(first).summary())
+    directory.save_statement("old")
+    work.restore(work.prepare(recipe, blobs, rounds=3), directory)
+    assert not (tmp_path / "a" / "summary.json").exists()
+    assert not (tmp_path / "a" / "privacy.txt").exists()

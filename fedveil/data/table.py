@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedveil.data.federated import Dataset, Examples
 from fedveil.errors import UserError, unknown
+from fedveil.streams import stream
 
 if TYPE_CHECKING:
     import polars as pl
@@ -154,7 +155,7 @@ def read_table(
     keys = _keys(frame[client])
     _check_clients(keys, client)
     labels, class_names = _labels(frame[label], label)
-    testing = _testing(keys, test_fraction, np.random.default_rng(seed))
+    testing = _testing(keys, test_fraction, seed)
     encoder, more = _fit(frame, ~testing, client, label, class_names, ranges or {})
     inputs, targets = encoder.encode(frame), torch.from_numpy(labels)
     dataset = Dataset(
@@ -292,13 +293,19 @@ def _whole(column: pl.Series, label: str) -> pl.Series:
     return column.cast(pl.Int64)
 
 
-def _testing(keys: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Which rows are held out: a random `fraction`, but never a client's last training row."""
-    order = rng.permutation(len(keys))
-    _, first = np.unique(keys[order], return_index=True)
-    free = np.delete(order, first)
+def _testing(keys: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+    """Which rows are held out: about `fraction` of a client's, but never its last training row.
+
+    Each client's rows are drawn by the client's own stream: were they drawn together, one client
+    more or less would change what all others train on.
+    """
     testing = np.zeros(len(keys), dtype=bool)
-    testing[free[: round(fraction * len(keys))]] = True
+    order = np.argsort(keys, kind="stable")
+    starts = np.flatnonzero(np.r_[True, keys[order][1:] != keys[order][:-1]])
+    for rows in np.split(order, starts[1:]):
+        rng = stream(seed, 0, f"held out of {keys[rows[0]]}")
+        count = min(int(fraction * len(rows) + rng.random()), len(rows) - 1)
+        testing[rng.permutation(rows)[:count]] = True
     return testing
 
 

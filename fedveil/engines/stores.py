@@ -213,15 +213,17 @@ class Factors:
 
     def squares(self) -> Tensor:
         """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², and what rounding may have hidden of it."""
-        a, g = self.scaled()
-        products = torch.bmm(a, a.transpose(1, 2)).double() * torch.bmm(g, g.transpose(1, 2))
-        total, length = products.sum(dim=(1, 2)), (_lengths(a) * _lengths(g)).sum(dim=1)
+        # In float32 the products would err by more than the margin of a bound.
+        a, g = (part.double() for part in self.scaled())
+        products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
+        total, length = products.sum(dim=(1, 2)), (a.norm(dim=2) * g.norm(dim=2)).sum(dim=1)
         if self.gamma is not None and bool((self.gamma != 0).any()):
             gamma, size = self.gamma.double(), self.shared.double().norm()
-            crossed = ((a @ self.shared.T).double() * g).sum(dim=(1, 2))
+            crossed = ((a @ self.shared.double().T) * g).sum(dim=(1, 2))
             total = total + 2 * gamma * crossed + gamma.square() * size.square()
             length = length + gamma.abs() * size
-        return total.clamp_min(0) + ROUNDING * length.square()
+        longest: Tensor = total.clamp_min(0) + ROUNDING * length.square()
+        return longest
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """One product of all factors: Σ_i s_i·G_iᵀA_i."""
@@ -265,9 +267,4 @@ def worth_writing(rank: int, weight: Tensor) -> bool:
     return rank * (out + size // out) >= size
 
 
-def _lengths(block: Tensor) -> Tensor:
-    lengths: Tensor = torch.linalg.vector_norm(block, dim=2, dtype=torch.float64)
-    return lengths
-
-
-ROUNDING = 2.0**-22  # of a float32 product and sum, relative to the lengths that go into it
+ROUNDING = 2.0**-32  # of float64 sums of up to 2²⁰ products, relative to the lengths in them

@@ -55,11 +55,19 @@ class Task:
         leaves = [leaf.detach().reshape(-1) for _, leaf in self._trained()]
         return torch.cat(leaves).to(torch.float32, copy=True)
 
-    def fingerprint(self, x: Tensor) -> str:
-        """Of the module, its parameters' names and shapes, the loss, and a model."""
-        kind, shapes = type(self.module).__qualname__, list(self.shapes.items())
-        digest = hashlib.sha256(f"{kind}{self.module}{shapes}{self.loss_name}".encode())
-        digest.update(x.detach().numpy().tobytes())
+    @torch.no_grad()
+    def fingerprint(self, x: Tensor, example: Tensor) -> str:
+        """Of the module and all it holds, the loss, the first model, and how the module answers.
+
+        It is asked about inputs of the example's shape, at x and beside it: two modules may look
+        alike and compute different things.
+        """
+        digest = hashlib.sha256(f"{self.module}{self.shapes}{self.loss_name}".encode())
+        probe = torch.ones(2, *example.shape, dtype=example.dtype)
+        beside = x + 0.1 * torch.rand(len(x), generator=torch.Generator().manual_seed(0))
+        answers = [self.outputs(self.unflatten(model), probe) for model in (x, beside)]
+        for part in [*self.module.state_dict().values(), x, *answers]:
+            digest.update(part.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def unflatten(self, flat: Tensor) -> Parameters:

@@ -113,9 +113,10 @@ class AdaptiveClip:
     count_noise: float | None = None
 
     def __post_init__(self) -> None:
-        positive(self, "start", self.start)
+        inside = LEAST_NORM <= self.start <= LARGEST_NORM
+        check(self, "start", self.start, inside, "from 1e-12 to 1e12")
         check(self, "quantile", self.quantile, 0 < self.quantile < 1, "above 0 and below 1")
-        positive(self, "rate", self.rate)
+        check(self, "rate", self.rate, 0 < self.rate <= 10, "above 0 and at most 10")
         if self.count_noise is not None:
             positive(self, "count_noise", self.count_noise)
 

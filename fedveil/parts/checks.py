@@ -36,4 +36,5 @@ def fraction(part: object, field: str, value: float) -> None:
 
 def count(part: object, field: str, value: int) -> None:
     """A whole number, at least 1."""
-    check(part, field, value, value == int(value) and value >= 1, "a whole number, at least 1")
+    whole = not isinstance(value, bool) and value == int(value) and value >= 1
+    check(part, field, value, whole, "a whole number, at least 1")

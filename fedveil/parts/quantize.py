@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.parts.checks import count
+from fedveil.parts.checks import check, count
 from fedveil.privacy.norms import Norms
 
+MOST_LEVELS = 2**30  # squares of steps and their sums stay within int64
 RETRIES = 40  # of a rounding that came out too long, before it is cut towards zero
 
 
@@ -60,7 +61,7 @@ class StochasticRound:
     rows_needed = True
 
     def __post_init__(self) -> None:
-        count(self, "levels", self.levels)
+        _check_levels(self, self.levels)
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
         """Round up or down at random, without bias; |q_j| ≤ C."""
@@ -93,7 +94,7 @@ class ConditionalRound:
 
     def __post_init__(self) -> None:
         if self.levels is not None:
-            count(self, "levels", self.levels)
+            _check_levels(self, self.levels)
 
     def levels_for(self, dim: int) -> int:
         """s, of a grid C/s."""
@@ -130,7 +131,7 @@ class TowardZero:
     rows_needed = True
 
     def __post_init__(self) -> None:
-        count(self, "levels", self.levels)
+        _check_levels(self, self.levels)
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
         """Cut what is below the grid; no randomness is used."""
@@ -139,6 +140,11 @@ class TowardZero:
     def norms(self, bound: Norms) -> Norms:
         """As before, on a grid."""
         return replace(bound, grid=bound.linf / self.levels)
+
+
+def _check_levels(quantize: object, levels: int) -> None:
+    count(quantize, "levels", levels)
+    check(quantize, "levels", levels, levels <= MOST_LEVELS, "at most 2^30")
 
 
 def _in_steps(rows: Tensor, bound: Norms, levels: int) -> Tensor:

@@ -14,13 +14,14 @@ import numpy as np
 
 from fedveil.errors import UserError
 from fedveil.privacy import events
-from fedveil.privacy.losses import Best, GaussianMixture, Loss, Renyi, Weighted
+from fedveil.privacy.losses import Best, GaussianMixture, Loss, Renyi, Rounded, Weighted
 
 INTERVAL = 1e-3  # losses are rounded up to multiples of it (connect-the-dots keeps that tight)
 POINTS = 30_000  # about so many of them at most: large losses are rounded more coarsely
 MOST_POINTS = 200_000  # where a round's loss is so small that a finer grid is needed
 LEAST_RATIO = 0.02  # of noise to sensitivity: below it a single release costs an ε of over 1000
 QUICK = (2, 3, 4, 5, 6, 8, 11, 15, 20, 32, 64, 128)  # whole Rényi orders are quick to compute
+ROUNDING = 2e-16  # of δ for each round in a composition, four times what has been seen
 NEGLIGIBLE = 1e-16  # chances of numbers of rounds that are not told apart
 
 
@@ -89,7 +90,7 @@ def _composed(event: events.Round, count: int) -> Loss | None:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     if count == 0:
-        return _library(pld.identity(value_discretization_interval=INTERVAL))
+        return pld.identity(value_discretization_interval=INTERVAL)  # type: ignore[no-any-return]
     match event:
         case events.NonPrivate():
             return None
@@ -102,13 +103,7 @@ def _composed(event: events.Round, count: int) -> Loss | None:
     if _hopeless(event):
         return None
     once = _one_round(event)
-    return _library(once if count == 1 else once.self_compose(count))
-
-
-def _library(loss: Any) -> Loss:
-    """dp-accounting's distribution, which speaks our protocol."""
-    found: Loss = loss
-    return found
+    return once if count == 1 else Rounded(once.self_compose(count), count * ROUNDING)
 
 
 def _hopeless(event: events.Round) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from fedveil.errors import UserError
@@ -107,7 +108,8 @@ def _solve(
             raise UserError("To find the noise for an epsilon, give --rounds as well.")
         recipe = settle(recipe, budget, question.rounds, 1, clients)
         assert isinstance(recipe.noise, Gaussian)
-        return recipe, question.rounds, f"noise multiplier = {recipe.noise.multiplier:.6g}"
+        least = rounded_up(recipe.noise.multiplier or 0.0, 6)
+        return recipe, question.rounds, f"noise multiplier = {least}"
     if question.rounds is None:
         rounds = most_rounds(recipe, budget, 1, clients)
         return recipe, rounds, f"rounds = {rounds}"
@@ -118,4 +120,5 @@ def _solve(
     sampled = replace(recipe, cohort=Poisson(0.5))
     recipe = largest_cohort(sampled, budget, question.rounds, 1, clients)
     assert isinstance(recipe.cohort, Poisson)
-    return recipe, question.rounds, f"rate = {recipe.cohort.rate:.6g}"
+    largest = math.floor(recipe.cohort.rate * 1e6) / 1e6
+    return recipe, question.rounds, f"rate = {largest or recipe.cohort.rate:.6g}"

@@ -43,6 +43,23 @@ class Best:
 
 
 @dataclass(frozen=True)
+class Rounded:
+    """A loss whose δ was computed up to `slack`: float64 rounding in a long convolution."""
+
+    loss: Loss
+    slack: float
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """At what is left of δ."""
+        left = delta - self.slack
+        return float(self.loss.get_epsilon_for_delta(left)) if left > 0 else math.inf
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """With the slack on top."""
+        return min(float(self.loss.get_delta_for_epsilon(epsilon)) + self.slack, 1.0)
+
+
+@dataclass(frozen=True)
 class Renyi:
     """D_α ≤ divergences at ORDERS, up to `escape` on one side and `distance` on both.
 

@@ -119,6 +119,8 @@ class Statement:
     def entries(self) -> Iterator[tuple[str, str]]:
         """Labels and their texts, in the order a reader needs them."""
         yield "Privacy", self.main.sentence()
+        if isinstance(self.recipe.bound, ProbedClip):
+            yield "Leak", self._leak(self.recipe.bound.norm)
         if not self.recipe.private:
             return
         for guarantee in self.guarantees:
@@ -178,6 +180,13 @@ class Statement:
         population = self.main.population or 1
         return self.recipe.wire(self.dim, population) if self.recipe.noise.settled else None
 
+    @staticmethod
+    def _leak(threshold: float) -> str:
+        return (
+            f"the clipping threshold {threshold:.4g} was taken from a run without noise on these "
+            "data, and no ε covers it; an adaptive clip would not leak."
+        )
+
     def _released(self) -> str:
         more = ""
         if isinstance(self.recipe.bound, AdaptiveClip):
@@ -233,13 +242,7 @@ class Statement:
     def _not_covered(self) -> Iterator[str]:
         yield "choosing settings by looking at results on these data"
         yield "diagnostics: norms, counts, accuracy curves and client memory are private data"
-        if isinstance(self.recipe.bound, ProbedClip):
-            yield (
-                f"THE CLIPPING THRESHOLD {self.recipe.bound.norm:.4g}: it was taken from a run "
-                "without noise on these data and leaks (use an adaptive clip instead)"
-            )
-        else:
-            yield "thresholds and ranges taken from these data, if there are any"
+        yield "thresholds and ranges taken from these data, if there are any"
         if self.secure is False:
             yield "one who knows the seed, and the last bits of floating-point sums"
 

@@ -106,21 +106,39 @@ class RunDirectory:
             summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             return summary
 
+    def forget_results(self) -> None:
+        """Remove what an earlier stop concluded."""
+        with saving(self.path):
+            for name in ("summary.json", "privacy.txt", "model.safetensors"):
+                (self.path / name).unlink(missing_ok=True)
+
+    def rounds_played(self) -> int:
+        """As the checkpoint has it; 0 without one."""
+        from safetensors import safe_open
+
+        path = self.path / CHECKPOINT
+        if not path.is_file():
+            return 0
+        with reading(path), safe_open(path, framework="pt") as file:
+            return int(json.loads((file.metadata() or {})["facts"])["round"])
+
     def save_encoder(self, encoder: str) -> None:
         """encoder.json: how a table's rows become the model's inputs."""
         self._save("encoder.json", encoder.encode())
 
-    def save_checkpoint(self, state: State) -> None:
-        """checkpoint.safetensors, after the client memory it refers to."""
+    def save_checkpoint(self, state: State, identity: str = "") -> None:
+        """checkpoint.safetensors, after the client memory it refers to; `identity` is the run's."""
         if state.memory is not None:
             self._write(self._memory(state.round).name, state.memory.save)
-        self._save_tensors(CHECKPOINT, _tensors(state), {"round": str(state.round)})
+        # One entry, for the library writes several in any order, and equal runs give equal bytes.
+        facts = json.dumps({"round": state.round, "identity": identity})
+        self._save_tensors(CHECKPOINT, _tensors(state), {"facts": facts})
         for old in self.path.glob("memory-*.npy"):
             if old != self._memory(state.round):
                 old.unlink()
 
-    def load_checkpoint(self, state: State) -> State:
-        """The saved state, in the shape of a run's first one."""
+    def load_checkpoint(self, state: State, identity: str = "") -> State:
+        """The saved state, in the shape of a run's first one; another run's is refused."""
         from safetensors import safe_open
 
         path = self.path / CHECKPOINT
@@ -128,7 +146,13 @@ class RunDirectory:
             raise UserError(f"{self.path} has no {CHECKPOINT}, so it cannot go on; train anew.")
         with reading(path), safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            round = int((file.metadata() or {})["round"])
+            facts = json.loads((file.metadata() or {})["facts"])
+            round = int(facts["round"])
+        if facts.get("identity", "") != identity:
+            raise UserError(
+                f"{path} was not made by this recipe, model and data: what it has spent already "
+                "would be miscounted; undo the change to recipe.toml or the data, or train anew."
+            )
         _check_shapes(path, _tensors(state), tensors)
         if state.memory is not None:
             with reading(self._memory(round)):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from pathlib import Path
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_every_client_keeps_a_training_row(
     assert dataset.keys is not None
     assert set(dataset.keys.tolist()) == {0, 1, 2}
     assert len(dataset.train) + len(dataset.test) == 7
-    assert len(dataset.test) == min(round(fraction * 7), 4)
+    assert math.floor(2 * fraction) + math.floor(4 * fraction) <= len(dataset.test) <= 4
 
 
 def test_notes_tell_imbalance_dates_and_leaks(tmp_path: Path) -> None:
@@ -258,3 +259,29 @@ def test_unusable_arguments(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(UserError, match="not a readable CSV or Parquet"):
         load_table(tmp_path / "bad.parquet", "who", "y")
+
+
+def test_no_client_changes_which_rows_of_another_are_held_out(tmp_path: Path) -> None:
+    """Were all rows shuffled together, one client less would change what the others train on."""
+    rng = np.random.default_rng(0)
+    rows = [f"c{i % 40},{rng.random():.6f},{i % 2}" for i in range(200)]
+    kept = [row for row in rows if not row.startswith("c7,")]
+
+    def training(lines: list[str]) -> dict[object, set[float]]:
+        path = tmp_path / "t.csv"
+        path.write_text("\n".join(["who,x,y", *lines]) + "\n", encoding="utf-8")
+        data = load_table(path, "who", "y", ranges={"x": (0.0, 1.0)})
+        found: dict[object, set[float]] = {}
+        for key, value in zip(data.keys, data.train.inputs[:, 0].tolist(), strict=True):
+            found.setdefault(str(key), set()).add(value)
+        return found
+
+    whole, without = training(rows), training(kept)
+    # Clients are numbered in the order of their keys, so compare what they hold.
+    assert sorted(map(sorted, without.values())) == sorted(
+        sorted(values)
+        for values in whole.values()
+        if sorted(values) in sorted(map(sorted, without.values()))
+    )
+    assert len(whole) == len(without) + 1
+    assert sum(len(v) for v in whole.values()) < 200  # some rows are held out

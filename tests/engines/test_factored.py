@@ -17,7 +17,9 @@ from fedveil.engines.stores import Factors, Written
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError
+from fedveil.loop import scales_of
 from fedveil.models.lstm import CharLSTM
+from fedveil.parts.bound import Normalize
 from fedveil.parts.local import SGD, Plan
 from fedveil.parts.schedule import Constant
 
@@ -239,3 +241,18 @@ def test_a_frozen_body_is_used_as_it_is() -> None:
     expected = LoopEngine(task).updates(task.flatten(), group).rows()
     found = FactoredEngine(task, 100).updates(task.flatten(), group)
     assert torch.allclose(found.rows(), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("inputs", [784, 3072, 12_288, 150_528])
+def test_norms_hold_for_inputs_whose_float32_products_would_not(inputs: int) -> None:
+    """A dot product of equal numbers errs in one direction, and the more the longer it is."""
+    x = torch.full((1, inputs), 0.37)
+    data = Federated("flat", x, torch.zeros(1, dtype=torch.long), torch.tensor([0, 1]),
+                     Examples(x, torch.zeros(1, dtype=torch.long)), 3)  # fmt: skip
+    task = task_of(lambda: nn.Linear(inputs, 3))
+    group = Group(data, np.arange(1), SGD(Constant(0.1), steps=2).plan(data.sizes, 0, None))
+    updates = FactoredEngine(task, 4).updates(task.flatten(), group)
+    scale = scales_of(updates.norms(), Normalize(1.0))
+    message = updates.weighted_sum(scale).double()
+    assert float(message.norm()) <= 1.0
+    assert float(message.norm()) > 1 - 1e-5

@@ -193,3 +193,24 @@ def test_extreme_budgets_are_met(eps: float, rounds: int) -> None:
     for recipe in (algorithms.dp_fedavg(rate=0.1), algorithms.alpha_normec(private=True)):
         settled = settle(recipe, Budget(eps, 1e-6), rounds, dim=3, population=100)
         assert 0.9 * eps < guarantee(settled, 3, 100, rounds, 1e-6).epsilon <= eps
+
+
+@pytest.mark.parametrize(
+    ("count", "mu", "delta"),
+    [(10**6, 4.0, 1e-9), (10**5, 0.5, 1e-10), (10**4, 1.0, 1e-12), (1000, 4.0, 1e-10)],
+)
+def test_long_compositions_are_not_below_the_truth_for_small_deltas(
+    count: int, mu: float, delta: float
+) -> None:
+    """A rate of 1 has a closed form; the convolution's rounding must not come out below it."""
+    ratio = math.sqrt(count) / mu
+    long = epsilon(
+        events.Composed(events.PoissonSampled(1.0, events.GaussianRelease(ratio)), count), delta
+    )
+    true = epsilon(events.Attended(events.GaussianRelease(1 / mu), 1.0, 1, 1), delta)
+    assert long >= true * (1 - 1e-6)
+
+
+def test_a_delta_that_rounding_would_swallow_has_no_epsilon() -> None:
+    event = events.Composed(events.PoissonSampled(0.5, events.GaussianRelease(1000.0)), 10**6)
+    assert math.isinf(epsilon(event, 1e-12))

@@ -68,7 +68,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "true for a number": (with_bound(kind="Clip", norm=True), "it must be a number"),
     "a list for a number": (with_bound(kind="Clip", norm=[1.0]), "it must be a number"),
     "a number that will not do": (with_bound(kind="Clip", norm=-1.0), "norm is -1.0"),
-    "a part in the wrong place": (with_bound(kind="Poisson", rate=0.5), "a part of kind AdaptiveClip, Clip"),
+    "a part in the wrong place": (
+        with_bound(kind="Poisson", rate=0.5),
+        "a part of kind AdaptiveClip, Clip",
+    ),
     "a number for a part": (plain(cohort=3), "it must be a part of kind Everyone"),
     "an unknown place of a recipe": (plain(luck=1), "'luck'"),
     "a unit that is none": (plain(unit="house"), "'client' or 'example'"),
