@@ -62,7 +62,8 @@ class Recipe:
     def wire(self, dim: int, population: int) -> Wire | None:
         """How many bits a coordinate takes on its way, where messages are on a grid.
 
-        For secure aggregation they are residues, wide enough for the sum of the largest cohort.
+        For secure aggregation they are residues, wide enough for the sum of a whole cohort; of a
+        random one, up to ten deviations above its mean (a sum that wrapped would cost accuracy).
         """
         message = self.message(dim)
         if message.grid is None:
@@ -70,9 +71,14 @@ class Recipe:
         reach = int(message.steps.linf) + self.noise.reach(message)
         bits = bits_for(-reach, reach)
         if self.view == "sum":
-            largest = self.cohort.expected(population) if self.cohort.fixed else population
+            largest = self._largest_cohort(population)
             return Wire(bits + math.ceil(math.log2(largest)), modular=True)
         return Wire(bits, low=-reach)
+
+    def _largest_cohort(self, population: int) -> float:
+        expected = self.cohort.expected(population)
+        spread = 0.0 if self.cohort.fixed else 10 * math.sqrt(expected)
+        return max(min(expected + spread, population), 1.0)
 
     def adjacency(self, view: View | None = None) -> Adjacency:
         """The neighbours under which a view is accounted.

@@ -206,9 +206,7 @@ def prepare(
         recipe = secured(recipe)
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     model_facts = task.fingerprint(x, data.inputs[0])
-    identity = run_key(
-        seed, recipe, rounds, model_facts, data.fingerprint(), working.name, noise, delta
-    )
+    identity = run_key(seed, recipe, rounds, model_facts, data.fingerprint(), noise, delta)
     key = SecretKey() if noise == "secure" else identity
     return Training(
         recipe=recipe,

@@ -470,7 +470,8 @@ def test_modules_that_look_alike_but_compute_other_things_share_no_noise(blobs: 
     assert len(keys) == 3
 
 
-def test_frozen_parameters_and_engines_are_part_of_a_run_s_key(blobs: Federated) -> None:
+def test_frozen_parameters_are_part_of_a_run_s_key_but_engines_are_not(blobs: Federated) -> None:
+    """Engines compute the same numbers, so the same seed means the same run on all of them."""
     recipe = algorithms.dp_fedavg(noise_multiplier=1.0)
     keys = set()
     for engine in ("dense", "loop", "factored"):
@@ -480,7 +481,7 @@ def test_frozen_parameters_and_engines_are_part_of_a_run_s_key(blobs: Federated)
             nn.init.zeros_(body.bias)
             module = nn.Sequential(body, Bent(torch.relu))
             keys.add(work.prepare(recipe, blobs, module, rounds=1, engine=engine).key)
-    assert len(keys) == 6
+    assert len(keys) == 2
 
 
 def test_a_checkpoint_of_another_recipe_is_refused(blobs: Federated, tmp_path: Path) -> None:
