@@ -80,13 +80,14 @@ class Guarantee:
         return f", {self.population:,} {self.unit}s as a public number" if self.population else ""
 
     def _attended(self) -> str:
-        if self.hidden or self.drawn is None:
+        if self.hidden or (self.drawn is None and self.most == self.rounds):
             return ""
         often = "every round" if self.most == self.rounds else f"{self.most} rounds"
-        return (
-            f" It holds for one that takes part in {often}; over fair coins that decide who takes "
-            f"part, ε is {rounded_up(self.drawn)}."
-        )
+        holds = f" It holds for one that takes part in {often}"
+        if self.drawn is None:
+            return f"{holds}."
+        coins = f"over fair coins that decide who takes part, ε is {rounded_up(self.drawn)}"
+        return f"{holds}; {coins}."
 
     def remark(self) -> str:
         """What is wrong with its δ, if anything."""
