@@ -28,8 +28,9 @@ from fedveil.engines.layers import (
 from fedveil.engines.stores import Decayed, Pace, Store, Written
 from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group, Updates
+from fedveil.parts.local import Plan
 
-GROUP_NUMBERS = 2**22  # inputs and parameters of a group: about what stays near a core
+GROUP_NUMBERS = 2**24  # parameters and activations of a group: 64 MB
 
 
 class NotServedError(Exception):
@@ -46,9 +47,8 @@ class FactoredEngine:
 
     @classmethod
     def sized(cls, task: Task, data: Federated) -> FactoredEngine:
-        """Groups as large as the inputs and parameters of their clients suggest."""
-        width = int(data.sizes.float().quantile(0.9).ceil()) if data.clients < 10**6 else 100
-        numbers = task.dim + width * data.inputs[0].numel()
+        """Groups as large as the parameters and activations of their largest clients allow."""
+        numbers = task.dim + int(data.sizes.max()) * _footprint(task, data.inputs[:1])
         return cls(task, max(1, min(1024, GROUP_NUMBERS // numbers)))
 
     def updates(self, x: Tensor, group: Group) -> Updates:
@@ -92,6 +92,7 @@ class _Group:
     repeated: bool
     layers: dict[str, Layer] = field(default_factory=dict)
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+    footprint: int = 0  # numbers that go through the layers of a forward pass
 
     def __post_init__(self) -> None:
         self.names = {id(leaf): name for name, leaf in self.start.items()}
@@ -119,12 +120,32 @@ class _Interception(TorchFunctionMode):
         kwargs = kwargs or {}
         handler = HANDLERS.get(func)
         if handler is not None:
-            return handler(self, *args, **kwargs)
+            output = handler(self, *args, **kwargs)
+            self.work.footprint += output.numel() * _unfolding(func, args)
+            return output
         for leaf in _tensors((args, kwargs)):
             name = self.work.name_of(leaf)
             if name is not None and not _harmless(func):
                 raise NotServedError(f"{name} goes through {getattr(func, '__name__', func)}")
         return func(*args, **kwargs)
+
+
+def _unfolding(func: Any, args: Any) -> int:
+    """How many numbers go into one number of the output at once: the patch of a convolution."""
+    return int(args[1][0].numel()) if func is F.conv2d else 1
+
+
+def _footprint(task: Task, example: Tensor) -> int:
+    """Numbers that one example takes in a forward pass; 1 for a model that is not served."""
+    start = task.unflatten(task.flatten())
+    work = _Group(start, 1, repeated=False)
+    pace = Pace.start(Plan(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1)))
+    try:
+        with torch.no_grad(), _Interception(work, pace):
+            task.outputs(start, example)
+    except (NotServedError, RuntimeError):
+        return 1
+    return work.footprint + example.numel()
 
 
 def _harmless(func: Any) -> bool:

@@ -207,32 +207,30 @@ class ConvLayer:
 
     def use(self, pace: Pace) -> Use:
         """One use in this step's forward pass: shared weights at first, each client's own later."""
-        kept: dict[str, Any] = {}
+        kept: dict[str, Tensor] = {}
 
         def forward(x: Tensor) -> Tensor:
-            kept["shape"], kept["patches"] = x.shape, None
+            kept["x"] = x  # patches are made again in the backward pass: they take much room
             if self.store is None:
-                kept["x"] = x
                 y = F.conv2d(x, self.weight, **self.options)
             else:
-                kept["patches"] = self._patches(x)
-                y = self._product(kept["patches"], x.shape)
+                y = self._product(self._patches(x), x.shape)
             if self.bias is not None:
                 shift = self.bias.store.weights().repeat_interleave(len(x) // self.clients, 0)
                 y = y + shift[:, :, None, None]
             return y
 
         def backward(g: Tensor, wanted: bool) -> Tensor | None:
-            patches = kept["patches"] if self.store is not None else self._patches(kept["x"])
-            self._leave(patches, g)
+            x = kept["x"]
+            self._leave(self._patches(x), g)
             if not wanted:
                 return None
             if self.store is None:
                 back: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
-                    kept["shape"], self.weight, g, **self.options
+                    x.shape, self.weight, g, **self.options
                 )
                 return back
-            return self._folded(g, kept["shape"])
+            return self._folded(g, x.shape)
 
         return Use(forward, backward)
 
