@@ -18,17 +18,22 @@ from fedveil.errors import UserError, unknown
 from fedveil.parts.local import Plan, all_examples
 
 STACKABLE = 5_000_000  # a model with more numbers leaves no room to stack clients
+FEW_EXAMPLES = 32  # of the largest client, up to which factors beat stacked weights
 ENGINES = ("auto", "factored", "dense", "loop")
 log = logging.getLogger("fedveil")
 
 
 def choose(name: str, task: Task, data: Federated) -> Engine:
-    """The engine of this name; `auto` takes the first of factored, dense and loop that runs."""
+    """The engine of this name; `auto` takes the first of factored, dense and loop that runs.
+
+    Factored only where clients have few examples: with many, the factors of a step outgrow the
+    weights, and stacked weights are quicker.
+    """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if name == "loop" or (name == "auto" and task.dim > STACKABLE):
         return LoopEngine(task)
-    if name in ("auto", "factored"):
+    if name == "factored" or (name == "auto" and int(data.sizes.max()) <= FEW_EXAMPLES):
         factored = FactoredEngine.sized(task, data)
         problem = _trial(factored, task, data)
         if not problem:

@@ -146,6 +146,15 @@ def test_auto_takes_factored_where_it_runs_and_unknown_engines_are_refused() -> 
     data = population()
     task = Task(build("softmax", data, torch.Generator()), "cross_entropy")
     assert choose("auto", task, data).name == "factored"
+    many = Federated(
+        "many",
+        data.inputs.repeat(5, 1, 1, 1),
+        data.labels.repeat(5),
+        data.offsets * 5,
+        data.test,
+        3,
+    )
+    assert choose("auto", task, many).name == "dense"
     with pytest.raises(UserError, match="There is no engine 'dens'; did you mean 'dense'"):
         choose("dens", task, data)
 
