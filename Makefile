@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format setup data docs clean
+.PHONY: demo test check format setup data docs bench clean
 
 demo: setup data
 	$(BIN)/fedveil train examples/fashion-mnist.toml
@@ -26,6 +26,9 @@ format: setup
 
 docs: setup
 	$(BIN)/python -m fedveil.citations > docs/papers.md
+
+bench: setup data
+	$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
 
 setup: $(READY)
 

@@ -31,6 +31,7 @@ from fedveil.engines.updates import DenseUpdates, Group, Updates
 from fedveil.parts.local import Plan
 
 GROUP_NUMBERS = 2**24  # parameters and activations of a group: 64 MB
+FEW = 4  # examples of a client whose linear layers stay factors
 
 
 class NotServedError(Exception):
@@ -47,9 +48,11 @@ class FactoredEngine:
 
     @classmethod
     def sized(cls, task: Task, data: Federated) -> FactoredEngine:
-        """Groups as large as the parameters and activations of their largest clients allow."""
-        numbers = task.dim + int(data.sizes.max()) * _footprint(task, data.inputs[:1])
-        return cls(task, max(1, min(1024, GROUP_NUMBERS // numbers)))
+        """Groups as large as what is written out for their largest clients allows."""
+        width = int(data.sizes.max())
+        footprint, factored = _footprint(task, data.inputs[:1])
+        written = task.dim - factored if width <= FEW else task.dim
+        return cls(task, max(1, min(1024, GROUP_NUMBERS // (written + width * footprint))))
 
     def updates(self, x: Tensor, group: Group) -> Updates:
         """The plan's steps: forward, backward, walk."""
@@ -135,8 +138,8 @@ def _unfolding(func: Any, args: Any) -> int:
     return int(args[1][0].numel()) if func is F.conv2d else 1
 
 
-def _footprint(task: Task, example: Tensor) -> int:
-    """Numbers that one example takes in a forward pass; 1 for a model that is not served."""
+def _footprint(task: Task, example: Tensor) -> tuple[int, int]:
+    """Numbers that one example takes in a forward pass, and those of linear layers' weights."""
     start = task.unflatten(task.flatten())
     work = _Group(start, 1, repeated=False)
     pace = Pace.start(Plan(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1)))
@@ -144,8 +147,9 @@ def _footprint(task: Task, example: Tensor) -> int:
         with torch.no_grad(), _Interception(work, pace):
             task.outputs(start, example)
     except (NotServedError, RuntimeError):
-        return 1
-    return work.footprint + example.numel()
+        return 1, 0
+    linear = [layer for layer in work.layers.values() if isinstance(layer, LinearLayer)]
+    return work.footprint + example.numel(), sum(layer.weight.numel() for layer in linear)
 
 
 def _harmless(func: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Speed beside the peers: `make bench` races them and writes README.md here."""

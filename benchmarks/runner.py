@@ -1,0 +1,202 @@
+"""Contestants: who runs what, each as a process of its own, bounded in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contestants.common import family
+from benchmarks.environments import NotInstalledError, python_of, reason
+from benchmarks.workloads import Workload
+from fedveil.engines.choose import ENGINES
+
+CONTESTANTS = Path(__file__).resolve().parent / "contestants"
+BUILDING = 900.0  # seconds at most for a peer's environment
+FEDERATED = ("W1", "W2", "W3")
+ALL = ("W",)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A script, the environment that it needs, and the workloads that it is for."""
+
+    name: str
+    script: str
+    peer: str = ""  # an environment of environments.py; ours if empty
+    variant: str = ""
+    processes: int = 1
+    workloads: tuple[str, ...] = ALL  # beginnings of their keys
+    private: bool = True
+
+    def serves(self, one: Workload) -> bool:
+        """Whether it takes part in this workload."""
+        return one.key.startswith(self.workloads)
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is fedveil."""
+        return self.script == "ours.py"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one contestant did on one workload, or why it did not."""
+
+    workload: str
+    contestant: Contestant
+    seconds: tuple[float, ...] = ()
+    loss: float = float("nan")
+    accuracy: float = float("nan")
+    peak: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def contestants() -> list[Contestant]:
+    """All of them, the most telling first: in a quick run the last ones may find no time."""
+    engines = [Contestant(f"fedveil {name}", "ours.py", variant=name) for name in ENGINES]
+    examples = ("W4", "W5")
+    return [
+        Contestant("plain SGD, not private", "plain.py", workloads=examples, private=False),
+        *(one for one in engines if one.variant not in ("auto", "loop")),
+        Contestant("Opacus, ghost clipping", "with_opacus.py", "opacus", "ghost", 1, ("W4",)),
+        Contestant("Opacus", "with_opacus.py", "opacus", "hooks", 1, ("W4",)),
+        Contestant("fedjax", "with_fedjax.py", "fedjax", workloads=FEDERATED),
+        Contestant("pfl, 2 processes", "with_pfl.py", "pfl", "", 2, FEDERATED),
+        Contestant("Flower", "with_flower.py", "flower", "", 2, FEDERATED),
+        Contestant("torch.func vmap", "stacked.py"),
+        Contestant("torch, eager loop", "eager.py"),
+        Contestant("pfl", "with_pfl.py", "pfl", workloads=FEDERATED),
+        *(one for one in engines if one.variant == "loop"),
+    ]
+
+
+@dataclass
+class Runner:
+    """Starts contestants, at most until a deadline."""
+
+    files: Mapping[str, Path]  # settings by workload
+    cache: Path  # where environments are
+    rounds: int | None  # a quick run times only so many
+    seconds: float  # how long a fast contestant goes on
+    limit: float  # of one contestant, seconds
+    deadline: float  # of all, as time.monotonic tells
+    threads: int = 2  # of all processes of a contestant together
+    problems: dict[str, str] = field(default_factory=dict)  # peers that did not install
+
+    def run(self, contestant: Contestant, one: Workload) -> Outcome:
+        """One contestant on one workload."""
+        left = self.deadline - time.monotonic()
+        if left < 5:
+            return Outcome(one.key, contestant, problem="not run: the time was used up")
+        try:
+            python = self._python(contestant.peer, left)
+        except NotInstalledError as problem:
+            return Outcome(one.key, contestant, problem=f"does not install: {problem}")
+        left = self.deadline - time.monotonic()
+        answer = execute(
+            [str(python), str(CONTESTANTS / contestant.script), *self._arguments(contestant, one)],
+            environment(max(1, self.threads // contestant.processes)),
+            max(1.0, min(self.limit, left)),
+        )
+        return outcome(one.key, contestant, answer)
+
+    def _python(self, peer: str, left: float) -> Path:
+        if not peer:
+            return Path(sys.executable)
+        if peer in self.problems:
+            raise NotInstalledError(self.problems[peer])
+        try:
+            return python_of(peer, self.cache, min(BUILDING, left))
+        except NotInstalledError as problem:
+            self.problems[peer] = str(problem)
+            raise
+
+    def _arguments(self, contestant: Contestant, one: Workload) -> list[str]:
+        rounds = min(one.rounds, self.rounds or one.rounds)
+        arguments = [
+            str(self.files[one.key]),
+            "--rounds",
+            str(rounds),
+            "--seconds",
+            f"{self.seconds}",
+        ]
+        variant = contestant.variant or str(contestant.processes)
+        return [*arguments, "--variant", variant]
+
+
+def environment(threads: int) -> dict[str, str]:
+    """So many threads for each process; nothing is sent out."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **os.environ,
+        **dict.fromkeys(names, str(threads)),
+        "PYTHONPATH": str(CONTESTANTS),
+        "PYTHONWARNINGS": "ignore",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "JAX_PLATFORMS": "cpu",
+    }
+
+
+def execute(command: list[str], variables: Mapping[str, str], limit: float) -> dict[str, Any]:
+    """The last JSON line that a program prints, or {"problem": why there is none}."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        program = subprocess.Popen(command, stdout=out, stderr=err, env=dict(variables))
+        try:
+            code = program.wait(limit)
+        except subprocess.TimeoutExpired:
+            return {"problem": f"not finished after {limit:.0f} s"}
+        finally:
+            end(program)
+        out.seek(0)
+        err.seek(0)
+        answer = last_json(out.read())
+        if answer is not None and not code:
+            return answer
+        return {"problem": f"failed: {reason(err.read())}"}
+
+
+def end(program: subprocess.Popen[bytes]) -> None:
+    """End a program that still runs, with what it started, each by its own number."""
+    if program.poll() is not None:
+        return
+    for process in reversed(family(program.pid)):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+    program.wait()
+
+
+def last_json(text: str) -> dict[str, Any] | None:
+    """The last line that is a JSON object, among whatever else was printed."""
+    for line in reversed(text.splitlines()):
+        with suppress(ValueError):
+            value = json.loads(line)
+            if isinstance(value, dict):
+                return value
+    return None
+
+
+def outcome(workload: str, contestant: Contestant, answer: Mapping[str, Any]) -> Outcome:
+    """A program's answer as an outcome."""
+    if "problem" in answer:
+        return Outcome(workload, contestant, problem=str(answer["problem"]))
+    return Outcome(
+        workload,
+        contestant,
+        tuple(answer["seconds"]),
+        float(answer["loss"]),
+        float(answer["accuracy"]),
+        int(answer["peak"]),
+        answer["versions"],
+    )
