@@ -18,7 +18,7 @@ from fedveil.parts.bound import AdaptiveClip, Bound, Unbounded
 from fedveil.parts.cohort import Cohort, Everyone
 from fedveil.parts.local import Local
 from fedveil.parts.memory import ErrorCompensation, Memory, NoMemory
-from fedveil.parts.noise import Noise, Silent
+from fedveil.parts.noise import Noise, Share, Silent
 from fedveil.parts.quantize import Exact, Quantize
 from fedveil.parts.report import Difference, Model, Report
 from fedveil.parts.server import LastIterate, Output, Server, Step
@@ -171,9 +171,8 @@ class Recipe:
         """The same recipe with its noise settled at a level; delta is a round's share."""
         message = self.message(dim)
         sensitivity = message.sensitivity(self.adjacency())
-        expected = self.cohort.expected(population)
-        noise = self.noise.scaled(level, message, sensitivity, expected, epsilon, delta)
-        return replace(self, noise=noise)
+        share = Share(self.cohort.expected(population), epsilon, delta)
+        return replace(self, noise=self.noise.scaled(level, message, sensitivity, share))
 
 
 def _refuse_misfits(recipe: Recipe) -> None:

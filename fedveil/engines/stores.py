@@ -91,6 +91,7 @@ class Written:
     shared: Tensor
     moved: Tensor
     velocity: Tensor | None = None
+    current: Tensor | None = None  # y_i, until the next step
 
     @classmethod
     def start(cls, shared: Tensor, clients: int) -> Written:
@@ -102,10 +103,13 @@ class Written:
         if pace.plan.weight_decay:
             slope = slope.add(self.shared, alpha=pace.plan.weight_decay)
         self.velocity = walk(self.moved, self.velocity, slope, pace)
+        self.current = None
 
     def weights(self) -> Tensor:
-        """y_i, [clients, *shape]."""
-        return self.shared + self.moved
+        """y_i, [clients, *shape], added up once a step."""
+        if self.current is None:
+            self.current = self.shared + self.moved
+        return self.current
 
     def squares(self) -> Tensor:
         """As they are held."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from fedveil.errors import UserError
 from fedveil.parts.checks import check, count, positive
-from fedveil.parts.noise import Noise, Place, settled_amount
+from fedveil.parts.noise import Noise, Place, Share, settled_amount
 from fedveil.privacy import events, integers
 from fedveil.privacy.norms import Norms
 from fedveil.samplers import Table, binomial_table, gaussian_table, laplace_table
@@ -25,7 +26,7 @@ from fedveil.samplers import Table, binomial_table, gaussian_table, laplace_tabl
 WIDTHS, BEYOND = 10.0, 4e-22  # deviations of a binomial, and a bound on its mass beyond them
 
 
-class _OnMessages:
+class _OnMessages(ABC):
     """Noise that each message carries; the server adds none."""
 
     needs_grid = True
@@ -37,9 +38,9 @@ class _OnMessages:
         """The clients."""
         return "client"
 
+    @abstractmethod
     def table(self, message: Norms) -> Table:
         """The law of one coordinate's noise."""
-        raise NotImplementedError
 
     def reach(self, message: Norms) -> int:
         """The largest step of the law."""
@@ -84,19 +85,11 @@ class TruncatedDiscreteLaplace(_OnMessages):
         """(α, m)."""
         return settled_amount(self, self.alpha), settled_amount(self, self.support)
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Noise:
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
         """α = 1/(level·Δ₂), and the least support that escapes with at most half of delta."""
         steps = sensitivity.steps
         alpha = 1.0 / (level * steps.l2)
-        return replace(self, alpha=alpha, support=_least_support(alpha, steps, delta / 2))
+        return replace(self, alpha=alpha, support=_least_support(alpha, steps, share.delta / 2))
 
     def table(self, message: Norms) -> Table:
         """The law of one coordinate's noise."""
@@ -168,15 +161,7 @@ class PublishedLaplace(TruncatedDiscreteLaplace):
         check(self, "epsilon", self.epsilon, inside > 0, f"smaller for a dimension of {dim}")
         return alpha, max(math.ceil(-math.log(inside) / alpha), 1)
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Noise:
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
         """Refused: no budget is met by it."""
         raise UserError(
             "PublishedLaplace is not private as claimed, so it cannot meet a budget; "
@@ -216,17 +201,9 @@ class Binomial(_OnMessages):
         """Whether the number of trials is known."""
         return self.trials is not None
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Noise:
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
         """The least even N with √N/2 ≥ level·C/√expected: the sum's deviation is level·C."""
-        deviation = level * message.steps.l2 / math.sqrt(expected)
+        deviation = level * message.steps.l2 / math.sqrt(share.expected)
         return replace(self, trials=max(2 * math.ceil(2 * deviation**2), 2))
 
     def table(self, message: Norms) -> Table:
@@ -279,18 +256,11 @@ class DiscreteGaussian(_OnMessages):
         """Whether sigma and support are known."""
         return self.sigma is not None
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Noise:
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
         """σ = level·C/√expected: the sum's deviation is level·C; the cut takes 1% of delta."""
-        sigma = level * message.steps.l2 / math.sqrt(expected)
-        distance = delta / 100 / (1 + math.exp(epsilon)) / (message.dim * max(expected, 1.0))
+        sigma = level * message.steps.l2 / math.sqrt(share.expected)
+        draws = message.dim * max(share.expected, 1.0)
+        distance = share.delta / 100 / (1 + math.exp(share.epsilon)) / draws
         return replace(self, sigma=sigma, support=_least_cut(sigma, distance))
 
     def table(self, message: Norms) -> Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,17 @@ from fedveil.privacy.norms import Norms
 
 Place = Literal["server", "client"]
 Amount = TypeVar("Amount", int, float)
+
+
+class Share(NamedTuple):
+    """What a round has to settle its noise with: clients, the run's ε, and a round's share of δ.
+
+    Truncation may take a part of that δ.
+    """
+
+    expected: float
+    epsilon: float
+    delta: float
 
 
 class Noise(Protocol):
@@ -39,19 +50,8 @@ class Noise(Protocol):
     def settled(self) -> bool:
         """Whether its amount is fixed, or waits for a budget."""
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Noise:
-        """This noise with its amount settled: more for a larger level.
-
-        `delta` is a round's share of the budget's, of which truncation may take a part.
-        """
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
+        """This noise with its amount settled: more for a larger level."""
 
     def draw(
         self, message: Norms, arrived: int, expected: float, rng: np.random.Generator
@@ -105,15 +105,7 @@ class Silent(_OnTheSum):
         """The server, who adds nothing."""
         return "server"
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Noise:
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
         """There is nothing to scale."""
         raise UserError("Silent: this recipe adds no noise, so it cannot meet a privacy budget.")
 
@@ -153,15 +145,7 @@ class Gaussian(_OnTheSum):
         """Whether the multiplier is known."""
         return self.multiplier is not None
 
-    def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
-    ) -> Gaussian:
+    def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Gaussian:
         """multiplier = level."""
         return replace(self, multiplier=level)
 
@@ -211,13 +195,7 @@ class RoundedGaussian(_OnTheSum):
         return self.multiplier is not None
 
     def scaled(
-        self,
-        level: float,
-        message: Norms,
-        sensitivity: Norms,
-        expected: float,
-        epsilon: float,
-        delta: float,
+        self, level: float, message: Norms, sensitivity: Norms, share: Share
     ) -> RoundedGaussian:
         """multiplier = level."""
         return replace(self, multiplier=level)

@@ -13,7 +13,7 @@ import torch
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
-from fedveil.parts.noise import Noise
+from fedveil.parts.noise import Noise, Share
 from fedveil.parts.quantize import StochasticRound
 from fedveil.privacy import accounting, events
 from fedveil.privacy.norms import Norms
@@ -188,7 +188,7 @@ def _more_level_costs_less(noise: Noise) -> None:
     message = messages_of(1)
 
     def epsilon(level: float) -> float:
-        scaled = noise.scaled(level, message, message, EXPECTED, 1.0, 1e-6)
+        scaled = noise.scaled(level, message, message, Share(EXPECTED, 1.0, 1e-6))
         assert scaled.settled, f"{noise} scaled to level {level} is not settled"
         return accounting.epsilon(scaled.event(message, message, EXPECTED, EXPECTED), 1e-5)
 

@@ -20,7 +20,7 @@ from fedveil.parts.discrete import (
     TruncatedDiscreteLaplace,
     sum_roughness,
 )
-from fedveil.parts.noise import Noise
+from fedveil.parts.noise import Noise, Share
 from fedveil.parts.quantize import StochasticRound
 from fedveil.privacy import events, integers
 from fedveil.privacy.accounting import delta
@@ -349,7 +349,7 @@ def test_the_published_noise_meets_no_budget_not_even_one_it_would_keep() -> Non
     with pytest.raises(UserError, match="not private as claimed"):
         settled(recipe, kept, 1, dim=1, population=10)
     with pytest.raises(UserError, match="cannot meet a budget"):
-        recipe.noise.scaled(1.0, message, message, 1.0, 1.0, 1e-5)
+        recipe.noise.scaled(1.0, message, message, Share(1.0, 1.0, 1e-5))
 
 
 # ---- draws, variances, amounts
@@ -401,7 +401,7 @@ def test_the_binomial_s_variance_is_the_enumerated_one() -> None:
 def test_scaled_laplace_noise_has_the_least_support_that_escapes_rarely_enough(budget) -> None:
     message = StochasticRound(2).norms(within(2.0, 3))
     change = message.sensitivity("replace-one")
-    noise = TruncatedDiscreteLaplace().scaled(0.5, message, change, 10.0, 4.0, budget)
+    noise = TruncatedDiscreteLaplace().scaled(0.5, message, change, Share(10.0, 4.0, budget))
     assert isinstance(noise, TruncatedDiscreteLaplace)
     assert noise.alpha == pytest.approx(1 / (0.5 * change.steps.l2))
     assert renyi(noise.event(message, change, 1.0, 10.0)).escape <= budget / 2
@@ -412,17 +412,19 @@ def test_scaled_laplace_noise_has_the_least_support_that_escapes_rarely_enough(b
 @pytest.mark.parametrize("noise", [Binomial(), DiscreteGaussian()], ids=str)
 def test_scaled_sums_have_the_deviation_of_their_level(noise: Noise) -> None:
     message = StochasticRound(8).norms(within(1.0, 5))
-    scaled = noise.scaled(3.0, message, message, 100.0, 4.0, 1e-6)
+    scaled = noise.scaled(3.0, message, message, Share(100.0, 4.0, 1e-6))
     law = drawn_masses(scaled)
     values = np.arange(len(law)) - len(law) // 2
     wanted = (3.0 * message.steps.l2) ** 2 / 100
     assert float(law @ values**2) == pytest.approx(wanted, rel=0.1)
-    assert noise.scaled(6.0, message, message, 100.0, 4.0, 1e-6).reach(message) > len(law) // 2
+    assert (
+        noise.scaled(6.0, message, message, Share(100.0, 4.0, 1e-6)).reach(message) > len(law) // 2
+    )
 
 
 def test_the_cut_of_a_scaled_discrete_gaussian_takes_a_hundredth_of_delta() -> None:
     message = StochasticRound(8).norms(within(1.0, 5))
-    noise = DiscreteGaussian().scaled(3.0, message, message, 100.0, 4.0, 1e-6)
+    noise = DiscreteGaussian().scaled(3.0, message, message, Share(100.0, 4.0, 1e-6))
     distance = renyi(noise.event(message, message, 100.0, 100.0)).distance
     assert (1 + math.exp(4.0)) * distance <= 1.01e-8
     tighter = replace(noise, support=noise.support - 1)

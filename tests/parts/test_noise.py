@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
-from fedveil.parts.noise import Gaussian, Noise, RoundedGaussian, Silent
+from fedveil.parts.noise import Gaussian, Noise, RoundedGaussian, Share, Silent
 from fedveil.parts.quantize import StochasticRound, TowardZero
 from fedveil.privacy import events
 from fedveil.privacy.norms import Norms
@@ -51,7 +51,7 @@ def test_a_silent_recipe_says_that_it_is_not_private() -> None:
     assert drawn.dtype == torch.float64
     assert not drawn.any()
     with pytest.raises(UserError, match="no noise"):
-        Silent().scaled(1.0, message, message, 1.0, 1.0, 1e-5)
+        Silent().scaled(1.0, message, message, Share(1.0, 1.0, 1e-5))
 
 
 # ---- Gaussian
@@ -83,10 +83,10 @@ def test_fewer_summands_hold_a_smaller_share_of_a_gaussian(summands, share) -> N
 
 def test_scaled_noise_has_its_level_as_multiplier() -> None:
     message = within(0.7, 3)
-    assert Gaussian(at="client").scaled(3.0, message, message, 9.0, 1.0, 1e-5) == Gaussian(
+    assert Gaussian(at="client").scaled(3.0, message, message, Share(9.0, 1.0, 1e-5)) == Gaussian(
         3.0, "client"
     )
-    scaled = RoundedGaussian().scaled(3.0, message, message, 9.0, 1.0, 1e-5)
+    scaled = RoundedGaussian().scaled(3.0, message, message, Share(9.0, 1.0, 1e-5))
     assert scaled == RoundedGaussian(3.0)
     assert scaled.settled
     assert not RoundedGaussian().settled

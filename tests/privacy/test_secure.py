@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from fedveil.errors import UserError
 from fedveil.parts.noise import RoundedGaussian
 from fedveil.parts.quantize import TowardZero
 from fedveil.privacy.secure import secured
+from fedveil.recipe import Recipe
 from fedveil.runs.directory import RunDirectory
 from fedveil.streams import SecretKey
 
@@ -42,17 +44,23 @@ def test_the_sum_moves_as_it_does_without(recipe, blobs: Federated) -> None:
 
 
 def test_what_is_released_lies_on_the_grid(blobs: Federated) -> None:
+    """Seen through a coarse grid, which a float32 model can hold; a Gaussian's float is off it."""
     recipe = algorithms.dp_fedavg(
-        clip=1.0, rate=0.5, noise_multiplier=1e-3, learning_rate=1.0, server_rate=1.0
+        clip=1.0, rate=0.5, noise_multiplier=1.0, learning_rate=1.0, server_rate=1.0
     )
-    training_ = training.prepare(recipe, blobs, rounds=1, noise="secure")
-    assert training_.recipe.quantize == TowardZero(2**24)
-    before = training_.state.x.clone()
-    training_.step()
-    steps = (before.double() - training_.state.x.double()) * 6 * 2**24
-    # float32 holds the model to 2⁻²⁴ of its size, so the grid is seen up to that.
-    assert float((steps - steps.round()).abs().max()) < 6.5
-    assert isinstance(training_.key, SecretKey)
+    assert secured(recipe).quantize == TowardZero(2**24)
+    coarse = dataclasses.replace(secured(recipe), quantize=TowardZero(2**8))
+
+    def off_the_grid(one: Recipe) -> float:
+        run = training.prepare(one, blobs, rounds=1)
+        before = run.state.x.clone()
+        run.step()
+        steps = (before.double() - run.state.x.double()) * 6 * 2**8
+        return float((steps - steps.round()).abs().max())
+
+    assert off_the_grid(coarse) < 0.01
+    assert off_the_grid(recipe) > 0.1
+    assert isinstance(training.prepare(recipe, blobs, noise="secure").key, SecretKey)
 
 
 def test_two_secure_runs_share_nothing(blobs: Federated) -> None:
@@ -67,10 +75,14 @@ def test_two_secure_runs_share_nothing(blobs: Federated) -> None:
 
 
 def test_the_key_is_not_in_the_run_s_directory(blobs: Federated, tmp_path) -> None:
-    result = training.train(RECIPES[0], blobs, rounds=1, noise="secure", save=tmp_path / "a")
-    key = SecretKey()
-    assert key._secret not in b"".join(f.read_bytes() for f in (tmp_path / "a").iterdir())
-    assert 'noise = "secure"' in (tmp_path / "a" / "recipe.toml").read_text("utf-8")
+    run = training.prepare(RECIPES[0], blobs, rounds=1, noise="secure")
+    directory = RunDirectory.create(tmp_path / "a")
+    result = training.finish(run, directory)
+    assert isinstance(run.key, SecretKey)
+    written = b"".join(file.read_bytes() for file in (tmp_path / "a").iterdir())
+    assert run.identity.encode() in written  # what is public is found
+    for secret in (run.key._secret, run.key._secret.hex().encode()):
+        assert secret not in written
     assert math.isfinite(result.guarantee.epsilon)
 
 
