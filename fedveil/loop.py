@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
+from fedveil.engines.threads import in_order
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
 from fedveil.parts.bound import AdaptiveClip, Bound
 from fedveil.parts.memory import ClientMemory
@@ -171,7 +172,7 @@ def _next_threshold(
 
 @dataclass
 class _Total:
-    """The sum of a round's messages, and what was seen on the way.
+    """The sum of messages, of a group or of a round, and what was seen on the way.
 
     On a grid sums are whole numbers: of the messages before their noise, and as received.
     """
@@ -183,6 +184,16 @@ class _Total:
     sent: int = 0
     norms: list[Tensor] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
+
+    def add(self, part: _Total) -> None:
+        """Take in the messages of a group."""
+        self.sum += part.sum
+        if part.received is not None:
+            self.received = part.received + (0 if self.received is None else self.received)
+        self.rejected += part.rejected
+        self.sent += part.sent
+        self.norms += part.norms
+        self.scales += part.scales
 
     def clean(self, message: Norms) -> Tensor:
         """Σ q_i, as numbers."""
@@ -215,29 +226,33 @@ def _sum_of_messages(
     wire = recipe.wire(dim, data.clients)
     kind = torch.float64 if wire is None else torch.int64
     total = _Total(torch.zeros(dim, dtype=kind), wire=wire)
-    work = _Work(recipe, bound, state, engine, key, stream(key, k, "quantize"), total)
-    for start in range(0, len(workers), engine.group_size):
-        stop = start + engine.group_size
+    work = _Work(recipe, bound, state, engine, key, wire)
+
+    def messages(start: int) -> _Total:
+        stop = start + size
         group = Group(data, workers[start:stop], plan.group(start, stop))
-        work.add(group, torch.from_numpy(sends[start:stop]))
+        return work.messages(group, torch.from_numpy(sends[start:stop]))
+
+    size = min(engine.group_size, -(-len(workers) // torch.get_num_threads()))
+    for part in in_order(messages, range(0, len(workers), max(1, size))):
+        total.add(part)
     return total
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Work:
-    """Local work, report, memory, bound, quantization and sending, for one group after another."""
+    """Local work, report, memory, bound, quantization and sending, of any group on its own."""
 
     recipe: Recipe
     bound: Bound
     state: State
     engine: Engine
     key: Key
-    rounding: np.random.Generator
-    total: _Total
+    wire: Wire | None
 
-    def add(self, group: Group, sends: Tensor) -> None:
-        """Add a group's messages to the total; all of it works, those with `sends` also send."""
-        recipe, state, total = self.recipe, self.state, self.total
+    def messages(self, group: Group, sends: Tensor) -> _Total:
+        """A group's messages, added up; all of it works, those with `sends` also send."""
+        recipe, state = self.recipe, self.state
         updates: Updates = self.engine.updates(state.x, group)
         updates = updates.affine(*recipe.report.affine(recipe.local.rate(state.round)), state.x)
         remembered = state.memory[group.clients] if state.memory is not None else None
@@ -249,38 +264,47 @@ class _Work:
         scales = scales_of(norms, self.bound)
         sound = torch.isfinite(norms)
         if remembered is None and not recipe.quantize.rows_needed:
-            total.sum += updates.weighted_sum(torch.where(sends, scales, 0.0))
-            total.sent += int(sends.sum()) * 4 * len(state.x)
+            total = _Total(updates.weighted_sum(torch.where(sends, scales, 0.0)))
+            total.sent = int(sends.sum()) * 4 * len(state.x)
         else:
-            messages = self._messages(bounded_rows(updates, scales), group.clients, sends)
+            quantized = self._quantized(bounded_rows(updates, scales), group.clients)
+            total = self._sent(quantized[sends], group.clients[sends.numpy()])
             if state.memory is not None and remembered is not None:
-                state.memory[group.clients] = recipe.memory.learn(remembered, messages)
-        total.rejected += int((sends & ~sound).sum())
+                state.memory[group.clients] = recipe.memory.learn(
+                    remembered, self._as_numbers(quantized)
+                )
+        total.rejected = int((sends & ~sound).sum())
         total.norms.append(norms[sends & sound])
         total.scales.append(scales[sends & sound])
+        return total
 
-    def _messages(self, rows: Tensor, clients: np.ndarray, sends: Tensor) -> Tensor:
-        """Quantize and send; the messages as their clients remember them, before noise."""
-        dim = rows.shape[1]
-        quantized = self.recipe.quantize(rows, self.bound.norms(dim), self.rounding)
-        grid = self.recipe.message(dim, self.bound).grid
-        if self.total.wire is None or grid is None:
-            self.total.sum += quantized[sends].sum(dim=0, dtype=torch.float64)
-            self.total.sent += int(sends.sum()) * 4 * dim
-            return quantized.float()
-        self.total.sum += quantized[sends].sum(dim=0)
-        self._send(self.total.wire, quantized[sends].numpy(), clients[sends.numpy()])
-        return quantized.mul(grid).float()
+    def _quantized(self, rows: Tensor, clients: np.ndarray) -> Tensor:
+        """Each client's message on the grid, if there is one, by a stream of its own."""
+        if not self.recipe.quantize.rows_needed:
+            return rows
+        norms, k = self.bound.norms(rows.shape[1]), self.state.round
+        each = [
+            self.recipe.quantize(row[None], norms, stream(self.key, k, f"rounding of {client}"))
+            for row, client in zip(rows, clients, strict=True)
+        ]
+        return torch.cat(each)
 
-    def _send(self, wire: Wire, levels: np.ndarray, clients: np.ndarray) -> None:
-        """Whole numbers with their clients' noise, packed, received and added up."""
+    def _as_numbers(self, quantized: Tensor) -> Tensor:
+        """Messages as their clients remember them, before noise."""
+        grid = self.recipe.message(quantized.shape[1], self.bound).grid
+        return (quantized if grid is None else quantized.mul(grid)).float()
+
+    def _sent(self, quantized: Tensor, clients: np.ndarray) -> _Total:
+        """Add messages up, as they are or through the wire."""
+        if self.wire is None:
+            summed = quantized.sum(dim=0, dtype=torch.float64)
+            return _Total(summed, sent=4 * quantized.numel())
+        levels = quantized.numpy()
         if self.recipe.noise.on_messages:
             levels = levels + self._noise(levels.shape[1], clients)
-        packed = wire.send(levels)
-        received = wire.receive(packed, levels.shape[1]).sum(axis=0)
-        before = 0 if self.total.received is None else self.total.received
-        self.total.received = before + received
-        self.total.sent += packed.nbytes
+        packed = self.wire.send(levels)
+        received = self.wire.receive(packed, levels.shape[1]).sum(axis=0)
+        return _Total(quantized.sum(dim=0), received, sent=packed.nbytes)
 
     def _noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
         """Each client's own, from a stream of its own: [clients, dim]."""

@@ -166,10 +166,10 @@ flipped_sign = line(bound.AdaptiveClip, "next", ("-self.rate *", "self.rate *"))
 def noise_before_the_clip(patch: pytest.MonkeyPatch) -> None:
     noisy = (
         "updates = DenseUpdates(updates.rows() + recipe.noise.draw(\n"
-        "        recipe.message(len(state.x)), 1, 1.0, self.rounding).float())\n"
+        "        recipe.message(len(state.x)), 1, 1.0, stream(self.key, 0, 'early')).float())\n"
         "    norms = updates.norms()"
     )
-    mutate(patch, loop._Work, "add", ("norms = updates.norms()", noisy))
+    mutate(patch, loop._Work, "messages", ("norms = updates.norms()", noisy))
     mutate(patch, loop, "play_round", ("released(noise, message)", "released(0 * noise, message)"))
 
 
@@ -310,7 +310,7 @@ MUTATIONS = [
         "weights by example count",
         line(
             loop._Work,
-            "add",
+            "messages",
             (
                 "scales_of(norms, self.bound)",
                 "scales_of(norms, self.bound) * group.data.sizes[torch.from_numpy(group.clients)]",
@@ -530,7 +530,7 @@ MUTATIONS = [
         "memory subtracted after the bound",
         line(
             loop._Work,
-            "add",
+            "messages",
             ("updates = DenseUpdates(updates.rows() - remembered)", "pass"),
             ("bounded_rows(updates, scales),", "bounded_rows(updates, scales) - remembered,"),
         ),

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fedveil.data.federated import Federated
+from fedveil.engines.convolution import ConvLayer, Window
 from fedveil.engines.layers import (
-    ConvLayer,
     EmbeddingLayer,
     Layer,
     LinearLayer,
@@ -58,47 +58,43 @@ class FactoredEngine:
         """The plan's steps: forward, backward, walk."""
         start = self.task.unflatten(x)
         pace = Pace.start(group.plan)
-        work = _Group(start, len(group.clients), group.plan.repeated)
+        module, names = self.task.here()
+        work = _Group(module, names, start, len(group.clients), group.plan.repeated)
         batch = group.batch(0) if group.plan.repeated else None
         for step in range(group.plan.steps):
             inputs, labels, mask = batch or group.batch(step)
-            self._differentiate(work, pace, start, inputs, labels, mask)
+            self._differentiate(work, pace, inputs, labels, mask)
             for layer in work.layers.values():
                 layer.absorb(pace)
             pace.advance()
         return FactoredUpdates(tuple(_stores(work, start, pace)), len(group.clients))
 
     def _differentiate(
-        self,
-        work: _Group,
-        pace: Pace,
-        start: Parameters,
-        inputs: Tensor,
-        labels: Tensor,
-        mask: Tensor,
+        self, work: _Group, pace: Pace, inputs: Tensor, labels: Tensor, mask: Tensor
     ) -> None:
         """Leave the gradients of each client's mean loss with the layers."""
         with torch.enable_grad(), _Interception(work, pace):
-            outputs = self.task.outputs(start, inputs.flatten(0, 1))
-        losses = self.task.loss_of_examples(outputs, labels.flatten(0, 1)).reshape(mask.shape)
-        means = (losses * mask).sum(dim=1) / mask.sum(dim=1).clamp_min(1.0)
-        if means.requires_grad:
-            means.sum().backward()  # type: ignore[no-untyped-call]
+            outputs = work.module(inputs.flatten(0, 1))
+        weights = mask / mask.sum(dim=1, keepdim=True).clamp_min(1.0)
+        if outputs.requires_grad:
+            slope = self.task.slope_of_losses(
+                outputs.detach(), labels.flatten(0, 1), weights.flatten()
+            )
+            outputs.backward(slope)
 
 
 @dataclass
 class _Group:
     """The layers of a group of clients, made when they are first used."""
 
-    start: Parameters
+    module: nn.Module
+    names: dict[int, str]  # of the module's parameters, by id
+    start: Parameters  # what they stand for in this round
     clients: int
     repeated: bool
     layers: dict[str, Layer] = field(default_factory=dict)
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     footprint: int = 0  # numbers that go through the layers of a forward pass
-
-    def __post_init__(self) -> None:
-        self.names = {id(leaf): name for name, leaf in self.start.items()}
 
     def name_of(self, tensor: object) -> str | None:
         """The name of a parameter; None for any other tensor."""
@@ -109,7 +105,7 @@ class _Group:
         name = self.name_of(tensor)
         if tensor is None or name is None:
             return None
-        return Shift(name, Written.start(tensor, self.clients))
+        return Shift.start(name, self.start[name], self.clients)
 
 
 class _Interception(TorchFunctionMode):
@@ -129,7 +125,7 @@ class _Interception(TorchFunctionMode):
         for leaf in _tensors((args, kwargs)):
             name = self.work.name_of(leaf)
             if name is not None and not _harmless(func):
-                raise NotServedError(f"{name} goes through {getattr(func, '__name__', func)}")
+                raise NotServedError(f"{name} goes through {_called(func)}")
         return func(*args, **kwargs)
 
 
@@ -140,12 +136,12 @@ def _unfolding(func: Any, args: Any) -> int:
 
 def _footprint(task: Task, example: Tensor) -> tuple[int, int]:
     """Numbers that one example takes in a forward pass, and those of linear layers' weights."""
-    start = task.unflatten(task.flatten())
-    work = _Group(start, 1, repeated=False)
+    module, names = task.here()
+    work = _Group(module, names, task.unflatten(task.flatten()), 1, repeated=False)
     pace = Pace.start(Plan(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1)))
     try:
         with torch.no_grad(), _Interception(work, pace):
-            task.outputs(start, example)
+            module(example)
     except (NotServedError, RuntimeError):
         return 1, 0
     linear = [layer for layer in work.layers.values() if isinstance(layer, LinearLayer)]
@@ -153,8 +149,18 @@ def _footprint(task: Task, example: Tensor) -> tuple[int, int]:
 
 
 def _harmless(func: Any) -> bool:
-    """Questions about a tensor, such as its shape."""
-    return getattr(func, "__name__", "") in ("__get__", "size", "dim", "numel", "is_floating_point")
+    """Questions about a tensor that its numbers do not answer, such as its shape."""
+    return _called(func) in (
+        *("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_cuda", "is_sparse"),
+        *("size", "dim", "numel", "stride", "is_floating_point", "is_complex", "is_contiguous"),
+        *("__len__", "is_quantized", "is_mkldnn", "is_nested"),
+    )
+
+
+def _called(func: Any) -> str:
+    """What a function is called; for a property, the property's name."""
+    name = getattr(func, "__name__", str(func))
+    return getattr(getattr(func, "__self__", None), "__name__", name) if name == "__get__" else name
 
 
 def _tensors(tree: Any) -> Iterator[Tensor]:
@@ -173,16 +179,16 @@ def _linear(
 ) -> Tensor:
     name = mode.work.name_of(weight)
     if name is None:
-        return _shifted(mode, F.linear(input, weight), bias, 1)
+        return _shifted(mode, F.linear(input, weight), bias, input.dim() - 1)
     if name not in mode.work.layers:
         shift = mode.work.shift(bias)
         mode.work.layers[name] = LinearLayer(
-            name, weight, mode.work.clients, shift, mode.work.repeated
+            name, mode.work.start[name], mode.work.clients, shift, mode.work.repeated
         )
     layer = mode.work.layers[name]
     if not isinstance(layer, LinearLayer):
         raise NotServedError(f"{name} is shared by operations of two kinds")
-    output = applied(layer.use(mode.pace), input, mode.work.anchor)
+    output = applied(layer.use(mode.pace, not input.requires_grad), input, mode.work.anchor)
     frozen = bias is not None and layer.bias is None
     return output + bias if frozen and bias is not None else output
 
@@ -200,24 +206,30 @@ def _conv2d(
     name = mode.work.name_of(weight)
     if name is None:
         output = F.conv2d(input, weight, None, stride, padding, dilation, groups)
-        return _shifted(mode, output, bias, output[0, 0].numel())
+        return _shifted(mode, output, bias, 1)
     if groups != 1 or isinstance(padding, str):
         raise NotServedError(f"{name} is convolved in groups or with a padding that has a name")
     if name not in mode.work.layers:
-        options = {"stride": _pair(stride), "padding": _pair(padding), "dilation": _pair(dilation)}
-        shift = mode.work.shift(bias)
-        mode.work.layers[name] = ConvLayer(name, weight, mode.work.clients, shift, options)
+        window = Window(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation))
+        mode.work.layers[name] = ConvLayer(
+            name,
+            mode.work.start[name],
+            mode.work.clients,
+            mode.work.shift(bias),
+            window,
+            mode.work.repeated,
+        )
     layer = mode.work.layers[name]
     if not isinstance(layer, ConvLayer) or (bias is not None and layer.bias is None):
         raise NotServedError(f"{name} is used in two ways, or its bias is frozen")
-    return applied(layer.use(mode.pace), input, mode.work.anchor)
+    return applied(layer.use(not input.requires_grad), input, mode.work.anchor)
 
 
-def _shifted(mode: _Interception, output: Tensor, bias: Tensor | None, behind: int) -> Tensor:
+def _shifted(mode: _Interception, output: Tensor, bias: Tensor | None, axis: int) -> Tensor:
     """The bias behind a frozen weight, trained or frozen itself."""
     if bias is None or mode.work.name_of(bias) is not None:
-        return _scaled(mode, output, None, bias, behind)
-    return output + bias.view(-1, *[1] * (output.dim() - 2) if behind > 1 else [])
+        return _scaled(mode, output, None, bias, axis)
+    return output + bias.view(-1, *[1] * (output.dim() - axis - 1))
 
 
 def _pair(value: Any) -> tuple[int, int]:
@@ -235,8 +247,8 @@ def _embedding(
             f"{name} is an embedding with padding, a largest norm or sparse gradients"
         )
     if name not in mode.work.layers:
-        store = Written.start(weight, mode.work.clients)
-        mode.work.layers[name] = EmbeddingLayer(name, weight, mode.work.clients, store)
+        shared, clients = mode.work.start[name], mode.work.clients
+        mode.work.layers[name] = EmbeddingLayer(name, shared, clients, Written(shared, clients))
     layer = mode.work.layers[name]
     if not isinstance(layer, EmbeddingLayer):
         raise NotServedError(f"{name} is shared by operations of two kinds")
@@ -251,8 +263,9 @@ def _group_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    normal = F.group_norm(input, num_groups, None, None, eps)
-    return _scaled(mode, normal, weight, bias, input[0, 0].numel())
+    # With channels last, torch's sums of squares lose digits and take longer.
+    normal = F.group_norm(input.contiguous(), num_groups, None, None, eps)
+    return _scaled(mode, normal, weight, bias, 1)
 
 
 def _layer_norm(
@@ -264,11 +277,11 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     normal = F.layer_norm(input, normalized_shape, None, None, eps)
-    return _scaled(mode, normal, weight, bias, 1)
+    return _scaled(mode, normal, weight, bias, input.dim() - len(normalized_shape))
 
 
 def _scaled(
-    mode: _Interception, normal: Tensor, weight: Tensor | None, bias: Tensor | None, behind: int
+    mode: _Interception, normal: Tensor, weight: Tensor | None, bias: Tensor | None, axis: int
 ) -> Tensor:
     """The trained scale and shift behind a normalization."""
     names = [mode.work.name_of(part) for part in (weight, bias) if part is not None]
@@ -285,7 +298,7 @@ def _scaled(
     layer = mode.work.layers[name]
     if not isinstance(layer, ScaleLayer):
         raise NotServedError(f"{name} is shared by operations of two kinds")
-    return applied(layer.use(behind), normal, mode.work.anchor)
+    return applied(layer.use(axis), normal, mode.work.anchor)
 
 
 HANDLERS: dict[Any, Callable[..., Tensor]] = {

@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.grad import conv2d_input
 
-from fedveil.engines.stores import Decayed, Factors, Pace, Store, Written, worth_writing
+from fedveil.engines.stores import Factors, Pace, Rows, Store, Written, worth_writing
 
 
 class Layer(Protocol):
@@ -68,11 +67,22 @@ def applied(use: Use, x: Tensor, anchor: Tensor) -> Tensor:
 
 @dataclass
 class Shift:
-    """A bias or any other vector that is added, [size]: Δ_i is written out."""
+    """A bias or any other vector that is added, [size]: written out."""
 
     name: str
     store: Written
     pending: Tensor | None = None
+
+    @classmethod
+    def start(cls, name: str, shared: Tensor, clients: int) -> Shift:
+        """Nobody has moved yet."""
+        return cls(name, Written(shared, clients))
+
+    @property
+    def each(self) -> Tensor:
+        """The vector of each client, [clients or 1, *shape]."""
+        weights = self.store.weights
+        return self.store.shared[None] if weights is None else weights
 
     def leave(self, gradient: Tensor) -> None:
         """Add up gradients [clients, size] until they are absorbed."""
@@ -81,14 +91,21 @@ class Shift:
     def absorb(self, pace: Pace) -> None:
         """Walk."""
         if self.pending is None:
-            self.pending = torch.zeros_like(self.store.moved)
+            self.pending = torch.zeros(self.store.clients, *self.store.shared.shape)
         self.store.absorb(self.pending, pace)
         self.pending = None
+
+    def finished(self, pace: Pace) -> dict[str, Store]:
+        """By name."""
+        return {self.name: self.store.finished(pace)}
 
 
 @dataclass
 class LinearLayer:
-    """y = x·(W + Δ_i)ᵀ + b + β_i: Δ_i as factors while they are few, written out after that."""
+    """y = x·(W + Δ_i)ᵀ + b + β_i: Δ_i as factors while they are few, else each client's weights.
+
+    Merged factors carry the bias, too: it is the weight of one more input that is always 1.
+    """
 
     name: str
     weight: Tensor  # [out, in]
@@ -96,21 +113,24 @@ class LinearLayer:
     bias: Shift | None
     repeated: bool  # whether every step of the plan has the same batch
     store: Factors | Written | None = None
-    pending: list[tuple[Tensor, Tensor, bool]] = field(default_factory=list)
-    base: Tensor | None = None  # x·Wᵀ, where x is the same in every step
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # gradients and inputs
+    constant: bool = False  # whether its input comes from no other parameter
+    base: Tensor | None = None  # x·Wᵀ + b, where x is the same in every step
+    gram: Tensor | None = None  # x·xᵀ + 1, there
 
-    def use(self, pace: Pace) -> Use:
-        """One use in this step's forward pass."""
+    def use(self, pace: Pace, constant: bool) -> Use:
+        """One use in this step's forward pass; `constant` inputs come from no other parameter."""
+        self.constant = constant
         kept: list[Tensor] = []
 
         def forward(x: Tensor) -> Tensor:
             kept.append(x)
-            return self._forward(x, pace)
+            return self._forward(self._in_groups(x), pace).reshape(*x.shape[:-1], -1)
 
         def backward(g: Tensor, wanted: bool) -> Tensor | None:
-            (x,) = kept
-            self._leave(self._in_groups(x), self._in_groups(g), constant=not wanted)
-            return self._back(g, pace) if wanted else None
+            slope = self._in_groups(g)
+            self.pending.append((slope, self._in_groups(kept.pop())))
+            return self._back(slope, pace).reshape(*g.shape[:-1], -1) if wanted else None
 
         return Use(forward, backward)
 
@@ -119,73 +139,95 @@ class LinearLayer:
         return x.reshape(self.clients, -1, x.shape[-1])
 
     def _forward(self, x: Tensor, pace: Pace) -> Tensor:
-        if isinstance(self.store, Written):
-            y = torch.bmm(self._in_groups(x), self.store.weights().transpose(1, 2))
-        else:
-            y = self._shared(x)
-            if self.store is not None:
-                y = _grown(y, pace) + self.store.correction(self._in_groups(x))
-        if self.bias is not None:
-            y = y + self.bias.store.weights()[:, None, :]
-        return y.reshape(*x.shape[:-1], -1)
-
-    def _shared(self, x: Tensor) -> Tensor:
-        """x·Wᵀ, multiplied once where x never changes."""
-        if self.base is not None and self.store is not None:
+        store = self.store
+        if isinstance(store, Factors) and store.merged:
+            return self._merged_forward(x, store.slopes[0], pace)
+        if isinstance(store, Factors):
+            a, g = store.scaled()
+            y = _grown(x @ self.weight.T, pace).baddbmm_(torch.bmm(x, a.transpose(1, 2)), g)
+            return y if self.bias is None else y.add_(self.bias.each[:, None])
+        if store is None or store.weights is None:
+            shared = None if self.bias is None else self.bias.store.shared
+            self.base = F.linear(x, self.weight, shared)
             return self.base
-        y = self._in_groups(F.linear(x, self.weight))
-        self.base = y.clone() if self.repeated and self.bias is None else y
-        return y
+        turned = store.weights.transpose(1, 2)
+        if self.bias is None:
+            return torch.bmm(x, turned)
+        return torch.baddbmm(self.bias.each[:, None], x, turned)
+
+    def _merged_forward(self, x: Tensor, g: Tensor, pace: Pace) -> Tensor:
+        """x·Wᵀ + b was multiplied in the first step, and x·xᵀ is in the second."""
+        assert self.base is not None
+        if self.gram is None:
+            self.gram = torch.bmm(x, x.transpose(1, 2))
+            if self.bias is not None:
+                self.gram += 1
+        return torch.baddbmm(_grown(self.base, pace), self.gram, g)
 
     def _back(self, g: Tensor, pace: Pace) -> Tensor:
-        if isinstance(self.store, Written):
-            back = torch.bmm(self._in_groups(g), self.store.weights())
-        else:
-            back = self._in_groups(g @ self.weight)
-            if self.store is not None:
-                back = _grown(back, pace) + self.store.back(self._in_groups(g))
-        return back.reshape(*g.shape[:-1], -1)
-
-    def _leave(self, a: Tensor, g: Tensor, constant: bool) -> None:
-        self.pending.append((a, g, constant))
-        if self.bias is not None:
-            self.bias.leave(g.sum(dim=1))
+        if isinstance(self.store, Written) and self.store.weights is not None:
+            return torch.bmm(g, self.store.weights)
+        back = g @ self.weight
+        if isinstance(self.store, Factors):
+            a, slopes = self.store.scaled()
+            back = _grown(back, pace).baddbmm_(torch.bmm(g, slopes.transpose(1, 2)), a)
+        return back
 
     def absorb(self, pace: Pace) -> None:
         """Take up the step's factors, or walk what is written out."""
-        uses, self.pending = self.pending, []
-        if self.bias is not None:
-            self.bias.absorb(pace)
-        if not uses:
-            uses = [self._nothing()]
-        a = uses[0][0] if len(uses) == 1 else torch.cat([a for a, _, _ in uses], 1)
-        g = uses[0][1] if len(uses) == 1 else torch.cat([g for _, g, _ in uses], 1)
+        used, self.pending = self.pending, []
+        g, a = joined(used) if used else self._nothing()
         if self.store is None:
-            merged = self.repeated and len(uses) == 1 and uses[0][2]
-            rank = a.shape[1] * (1 if merged else pace.plan.steps)
-            few = merged or pace.plan.steps == 1 or not worth_writing(rank, self.weight)
-            start = Factors(self.weight, merged)
-            self.store = start if few else Written.start(self.weight, self.clients)
-        if isinstance(self.store, Factors):
-            self.store.absorb(a, g, pace)
+            merged = self.repeated and self.constant and len(used) == 1
+            self.store = self._started(merged, a.shape[1], pace)
+        if isinstance(self.store, Written):
+            self.store.absorb_product(g, a, pace)
         else:
-            self.store.absorb(torch.bmm(g.transpose(1, 2), a), pace)
-        if not (isinstance(self.store, Factors) and self.store.merged):
+            self.store.absorb(a, g, pace)
+        if not self._merged:
             self.base = None
+            if self.bias is not None:
+                self.bias.leave(g.sum(dim=1))
+                self.bias.absorb(pace)
 
-    def _nothing(self) -> tuple[Tensor, Tensor, bool]:
+    @property
+    def _merged(self) -> bool:
+        return isinstance(self.store, Factors) and self.store.merged
+
+    def _started(self, merged: bool, width: int, pace: Pace) -> Factors | Written:
+        """Factors where there will be few of them."""
+        steps = 1 if merged else pace.plan.steps
+        if merged or steps == 1 or not worth_writing(width * steps, self.weight):
+            return Factors(self.weight, merged)
+        return Written(self.weight, self.clients)
+
+    def _nothing(self) -> tuple[Tensor, Tensor]:
         """A step in which the layer was not used."""
         out, size = self.weight.shape
-        return torch.zeros(self.clients, 1, size), torch.zeros(self.clients, 1, out), False
+        return torch.zeros(self.clients, 1, out), torch.zeros(self.clients, 1, size)
 
     def finished(self, pace: Pace) -> dict[str, Store]:
         """The weight's store, and the bias's."""
-        store: Store = Decayed(self.weight, pace.gamma)
-        if isinstance(self.store, Factors):
-            store = self.store.finished(pace)
-        elif self.store is not None:
-            store = self.store
-        return {self.name: store} | ({self.bias.name: self.bias.store} if self.bias else {})
+        if self.store is None:
+            return {}
+        store = self.store.finished(pace)
+        if self.bias is None:
+            return {self.name: store}
+        return {self.name: store} | (self._merged_bias(pace) or self.bias.finished(pace))
+
+    def _merged_bias(self, pace: Pace) -> dict[str, Store]:
+        """Σ g + γ·b of merged factors."""
+        if self.bias is None or not isinstance(self.store, Factors) or not self.store.merged:
+            return {}
+        moved = self.store.slopes[0].sum(dim=1)
+        return {self.bias.name: Rows(moved + pace.gamma[:, None] * self.bias.store.shared)}
+
+
+def joined(uses: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Gradients and inputs of all uses in a step, one after the other along the positions."""
+    if len(uses) == 1:
+        return uses[0]
+    return torch.cat([g for g, _ in uses], 1), torch.cat([a for _, a in uses], 1)
 
 
 def _grown(y: Tensor, pace: Pace) -> Tensor:
@@ -194,148 +236,51 @@ def _grown(y: Tensor, pace: Pace) -> Tensor:
 
 
 @dataclass
-class ConvLayer:
-    """A convolution, as a product with unfolded patches once clients differ; Δ_i is written out."""
-
-    name: str
-    weight: Tensor  # [out, in/groups, height, width]
-    clients: int
-    bias: Shift | None
-    options: dict[str, Any]
-    store: Written | None = None
-    pending: Tensor | None = None
-
-    def use(self, pace: Pace) -> Use:
-        """One use in this step's forward pass: shared weights at first, each client's own later."""
-        kept: dict[str, Tensor] = {}
-
-        def forward(x: Tensor) -> Tensor:
-            kept["x"] = x  # patches are made again in the backward pass: they take much room
-            if self.store is None:
-                y = F.conv2d(x, self.weight, **self.options)
-            else:
-                y = self._product(self._patches(x), x.shape)
-            if self.bias is not None:
-                shift = self.bias.store.weights().repeat_interleave(len(x) // self.clients, 0)
-                y = y + shift[:, :, None, None]
-            return y
-
-        def backward(g: Tensor, wanted: bool) -> Tensor | None:
-            x = kept["x"]
-            self._leave(self._patches(x), g)
-            if not wanted:
-                return None
-            if self.store is None:
-                back: Tensor = conv2d_input(  # type: ignore[no-untyped-call]
-                    x.shape, self.weight, g, **self.options
-                )
-                return back
-            return self._folded(g, x.shape)
-
-        return Use(forward, backward)
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """[clients, width, in·height·width, positions]."""
-        options = {name: self.options[name] for name in ("padding", "dilation", "stride")}
-        patches = F.unfold(x, self.weight.shape[2:], **options)
-        return patches.reshape(self.clients, -1, *patches.shape[1:])
-
-    def _weights(self) -> Tensor:
-        assert self.store is not None
-        return self.store.weights().flatten(2)[:, None]  # [clients, 1, out, in·height·width]
-
-    def _product(self, patches: Tensor, shape: torch.Size) -> Tensor:
-        y = torch.matmul(self._weights(), patches).flatten(0, 1)
-        return y.reshape(*y.shape[:2], *_conv_size(shape, self.weight, self.options))
-
-    def _leave(self, patches: Tensor, g: Tensor) -> None:
-        per_example = g.flatten(2).reshape(*patches.shape[:2], g.shape[1], -1)
-        gradient = torch.matmul(per_example, patches.transpose(2, 3)).sum(dim=1)
-        gradient = gradient.reshape(self.clients, *self.weight.shape)
-        self.pending = gradient if self.pending is None else self.pending + gradient
-        if self.bias is not None:
-            self.bias.leave(per_example.sum(dim=(1, 3)))
-
-    def _folded(self, g: Tensor, shape: torch.Size) -> Tensor:
-        per_example = g.flatten(2).reshape(self.clients, -1, g.shape[1], g[0, 0].numel())
-        patches = torch.matmul(self._weights().transpose(2, 3), per_example).flatten(0, 1)
-        options = {name: self.options[name] for name in ("padding", "dilation", "stride")}
-        folded: Tensor = F.fold(patches, shape[2:], self.weight.shape[2:], **options)
-        return folded
-
-    def absorb(self, pace: Pace) -> None:
-        """Walk."""
-        if self.store is None:
-            self.store = Written.start(self.weight, self.clients)
-        slope = torch.zeros_like(self.store.moved) if self.pending is None else self.pending
-        self.store.absorb(slope, pace)
-        self.pending = None
-        if self.bias is not None:
-            self.bias.absorb(pace)
-
-    def finished(self, pace: Pace) -> dict[str, Store]:
-        """The weight's store, and the bias's."""
-        store: Store = self.store or Decayed(self.weight, pace.gamma)
-        return {self.name: store} | ({self.bias.name: self.bias.store} if self.bias else {})
-
-
-def _conv_size(shape: torch.Size, weight: Tensor, options: dict[str, Any]) -> list[int]:
-    """Height and width of a convolution's output."""
-    return [
-        (size + 2 * pad - gap * (kernel - 1) - 1) // stride + 1
-        for size, kernel, pad, gap, stride in zip(
-            shape[2:],
-            weight.shape[2:],
-            options["padding"],
-            options["dilation"],
-            options["stride"],
-            strict=True,
-        )
-    ]
-
-
-@dataclass
 class ScaleLayer:
-    """y = x̂·(w + ω_i) + b + β_i after a normalization: vectors over channels, written out.
+    """y = x̂·(w + ω_i) + b + β_i after a normalization: vectors over some axes, written out.
 
-    `axes` says how x̂ [clients·width, …] is seen as [clients, before, size, behind].
+    `first` is the axis of x̂ [clients·width, …] at which those of w and b begin.
     """
 
     scale: Shift | None
     shift: Shift | None
     clients: int
 
-    def use(self, behind: int) -> Use:
-        """One use in this step's forward pass; `behind` numbers follow each channel."""
+    def use(self, first: int) -> Use:
+        """One use in this step's forward pass."""
         kept: list[Tensor] = []
 
         def forward(x: Tensor) -> Tensor:
             kept.append(x)
-            y = self._seen(x, behind)
-            if self.scale is not None:
-                y = y * self.scale.store.weights().flatten(1)[:, None, :, None]
-            if self.shift is not None:
-                y = y + self.shift.store.weights().flatten(1)[:, None, :, None]
-            return y.reshape(x.shape)
+            y = x if self.scale is None else x * self._spread(self.scale, x, first)
+            return y if self.shift is None else y + self._spread(self.shift, x, first)
 
         def backward(g: Tensor, wanted: bool) -> Tensor | None:
             (x,) = kept
-            seen = self._seen(g, behind)
             if self.shift is not None:
-                self.shift.leave(seen.sum(dim=(1, 3)).reshape_as(self.shift.store.moved))
+                self.shift.leave(self._gathered(g, self.shift, first))
             if self.scale is None:
                 return g
-            left = (seen * self._seen(x, behind)).sum(dim=(1, 3))
-            self.scale.leave(left.reshape_as(self.scale.store.moved))
-            back = seen * self.scale.store.weights().flatten(1)[:, None, :, None]
-            return back.reshape(x.shape) if wanted else None
+            self.scale.leave(self._gathered(g * x, self.scale, first))
+            return g * self._spread(self.scale, g, first) if wanted else None
 
         return Use(forward, backward)
 
-    def _seen(self, x: Tensor, behind: int) -> Tensor:
-        known = self.scale or self.shift
-        assert known is not None
-        return x.reshape(self.clients, -1, known.store.shared.numel(), behind)
+    def _spread(self, part: Shift, x: Tensor, first: int) -> Tensor:
+        """Each client's vector beside each of its examples, [clients·width or 1, 1, …, 1]."""
+        each = part.each
+        if len(each) > 1:
+            each = each.repeat_interleave(len(x) // self.clients, 0)
+        behind = x.dim() - first - (each.dim() - 1)
+        return each.reshape(len(each), *[1] * (first - 1), *each.shape[1:], *[1] * behind)
+
+    def _gathered(self, g: Tensor, part: Shift, first: int) -> Tensor:
+        """The sum over all that one number of the vector was spread to, [clients, *shape]."""
+        shape = part.store.shared.shape
+        kept = (0, *range(first, first + len(shape)))
+        spread = [axis for axis in range(g.dim()) if axis not in kept]
+        summed = g.sum(dim=spread) if spread else g
+        return summed.reshape(self.clients, -1, *shape).sum(dim=1)
 
     def absorb(self, pace: Pace) -> None:
         """Walk."""
@@ -345,12 +290,15 @@ class ScaleLayer:
 
     def finished(self, pace: Pace) -> dict[str, Store]:
         """Both vectors' stores."""
-        return {part.name: part.store for part in (self.scale, self.shift) if part is not None}
+        found: dict[str, Store] = {}
+        for part in (self.scale, self.shift):
+            found |= {} if part is None else part.finished(pace)
+        return found
 
 
 @dataclass
 class EmbeddingLayer:
-    """y = (W + Δ_i)[token]: Δ_i is written out."""
+    """y = (W + Δ_i)[token]: written out."""
 
     name: str
     weight: Tensor  # [tokens, size]
@@ -365,7 +313,9 @@ class EmbeddingLayer:
         places = mine + count * torch.arange(self.clients)[:, None]
 
         def forward(_: Tensor) -> Tensor:
-            table = self.store.weights().reshape(-1, size)
+            if self.store.weights is None:
+                return F.embedding(tokens, self.weight)
+            table = self.store.weights.reshape(-1, size)
             return F.embedding(places, table).reshape(*tokens.shape, size)
 
         def backward(g: Tensor, wanted: bool) -> Tensor | None:
@@ -379,10 +329,11 @@ class EmbeddingLayer:
 
     def absorb(self, pace: Pace) -> None:
         """Walk."""
-        slope = torch.zeros_like(self.store.moved) if self.pending is None else self.pending
-        self.store.absorb(slope, pace)
+        if self.pending is None:
+            self.pending = torch.zeros(self.clients, *self.weight.shape)
+        self.store.absorb(self.pending, pace)
         self.pending = None
 
     def finished(self, pace: Pace) -> dict[str, Store]:
         """The table's store."""
-        return {self.name: self.store}
+        return {self.name: self.store.finished(pace)}

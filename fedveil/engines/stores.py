@@ -1,8 +1,8 @@
 """How far each client's parameter has moved: as factors, as merged factors, or written out.
 
-A store holds Δ_i = y_i − x of one parameter for every client of a group and walks it by the inner
-rule of parts/local.py. Weight decay pulls along the shared W itself, so a store that cannot write W
-out keeps that part as one number a client, Δ_i = (…)_i + γ_i·W (`Pace`).
+While clients walk, `Written` and `Factors` hold where they are and follow the inner rule of
+parts/local.py. At the end every parameter is a `Store` of Δ_i = y_i − x. Weight decay pulls along
+the shared W itself, so factors keep that part as one number a client, Δ_i = (…)_i + γ_i·W (`Pace`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,28 @@ class Pace:
     plan: Plan
     gamma: Tensor  # [clients]
     velocity: Tensor  # of gamma
+    common: list[float | None]  # for each step the rate of all clients, if they have the same
     step: int = 0
 
     @classmethod
     def start(cls, plan: Plan) -> Pace:
         """Nobody has moved yet."""
-        clients = len(plan.rates)
-        return cls(plan, torch.zeros(clients), torch.zeros(clients))
+        clients, rates = len(plan.rates), plan.rates
+        alike = ((rates == rates[:1]) & (rates > 0)).all(dim=0).tolist()
+        common = [
+            rate if same else None for rate, same in zip(rates[0].tolist(), alike, strict=True)
+        ]
+        return cls(plan, torch.zeros(clients), torch.zeros(clients), common)
 
     @property
     def rates(self) -> Tensor:
         """η of this step, 0 for clients that have finished."""
         return self.plan.rates[:, self.step]
+
+    @property
+    def rate(self) -> float | None:
+        """η of this step where every client walks at the same."""
+        return self.common[self.step]
 
     @property
     def pull(self) -> float:
@@ -51,9 +61,26 @@ class Pace:
             )
         self.step += 1
 
+    def follow(self, velocity: Tensor | None, slope: Tensor) -> Tensor:
+        """m ← momentum·m + slope, in place once there is an m."""
+        if not self.plan.momentum or velocity is None:
+            return slope
+        return velocity.mul_(self.plan.momentum).add_(slope)
+
+    def walk(self, place: Tensor, velocity: Tensor) -> None:
+        """y ← y − η·m, in place.
+
+        A client that takes no such step is left exactly as it is: 0·∞ would make NaN of it.
+        """
+        if self.rate is not None:
+            place.add_(velocity, alpha=-self.rate)
+            return
+        rate = self.rates.view(-1, *[1] * (place.dim() - 1))
+        place.copy_(torch.where(rate > 0, place - rate * velocity, place))
+
 
 class Store(Protocol):
-    """Δ_i of one weight seen as a matrix [out, in]."""
+    """Δ_i of one parameter."""
 
     def squares(self) -> Tensor:
         """‖Δ_i‖² in float64, [clients]."""
@@ -65,65 +92,95 @@ class Store(Protocol):
         """Δ_i written out, [clients, numbers]."""
 
 
-def walk(moved: Tensor, velocity: Tensor | None, slope: Tensor, pace: Pace) -> Tensor | None:
-    """One step of the inner rule on what is held of Δ, in place; the new velocity, if any.
+@dataclass
+class Written:
+    """y_i as it is, [clients, *shape]; for weights of small layers or of many factors."""
 
-    A client that takes no such step is left exactly as it is: 0·∞ would make NaN of it.
-    """
-    plan = pace.plan
-    if pace.pull:
-        slope = slope.add(moved, alpha=pace.pull)
-    if plan.momentum:
-        slope = slope if velocity is None else velocity.mul_(plan.momentum).add_(slope)
-        velocity = slope
-    rate = pace.rates.view(-1, *[1] * (moved.dim() - 1))
-    if bool((pace.rates > 0).all()):
-        moved.addcmul_(rate, slope, value=-1)
-    else:
-        moved.copy_(torch.where(rate > 0, moved - rate * slope, moved))
-    return velocity
+    shared: Tensor
+    clients: int
+    weights: Tensor | None = None  # y_i; none while everybody stands at the shared weights
+    velocity: Tensor | None = None
+
+    def absorb(self, slope: Tensor, pace: Pace) -> None:
+        """Walk against a gradient [clients, *shape]."""
+        y, plan = self._own(), pace.plan
+        if plan.weight_decay:
+            slope = slope.add(y, alpha=plan.weight_decay)
+        if plan.proximal:
+            slope = slope + plan.proximal * (y - self.shared)
+        self.velocity = pace.follow(self.velocity, slope)
+        pace.walk(y, self.velocity)
+
+    def absorb_product(self, g: Tensor, a: Tensor, pace: Pace) -> None:
+        """Walk against gᵀa, g [clients, positions, out] and a [clients, positions, in].
+
+        A large product of few positions is added up where it goes, and never written itself;
+        with many positions that would lose digits.
+        """
+        turned, momentum = g.transpose(1, 2), pace.plan.momentum
+        if pace.pull or pace.rate is None or g.shape[1] > self.shared.shape[1]:
+            self.absorb(torch.bmm(turned, a), pace)
+        elif momentum:
+            if self.velocity is None:
+                self.velocity = torch.bmm(turned, a)
+            else:
+                self.velocity.baddbmm_(turned, a, beta=momentum)
+            pace.walk(self._own(), self.velocity)
+        elif self.weights is None:
+            self.weights = torch.baddbmm(self.shared, turned, a, alpha=-pace.rate)
+        else:
+            self.weights.baddbmm_(turned, a, alpha=-pace.rate)
+
+    def _own(self) -> Tensor:
+        if self.weights is None:
+            self.weights = self.shared.expand(self.clients, *self.shared.shape).clone()
+        return self.weights
+
+    def finished(self, pace: Pace) -> Rows:
+        """Δ_i; the walk is over."""
+        return Rows(self._own().sub_(self.shared).flatten(1))
 
 
 @dataclass
-class Written:
-    """Δ_i as it is, [clients, *shape]; for weights of small layers or of many factors."""
+class Rows:
+    """Δ_i as they are, [clients, numbers]."""
 
-    shared: Tensor
     moved: Tensor
-    velocity: Tensor | None = None
-    current: Tensor | None = None  # y_i, until the next step
-
-    @classmethod
-    def start(cls, shared: Tensor, clients: int) -> Written:
-        """Nobody has moved yet."""
-        return cls(shared, torch.zeros(clients, *shared.shape))
-
-    def absorb(self, slope: Tensor, pace: Pace) -> None:
-        """Walk against a gradient [clients, *shape]; decay pulls along the shared weights too."""
-        if pace.plan.weight_decay:
-            slope = slope.add(self.shared, alpha=pace.plan.weight_decay)
-        self.velocity = walk(self.moved, self.velocity, slope, pace)
-        self.current = None
-
-    def weights(self) -> Tensor:
-        """y_i, [clients, *shape], added up once a step."""
-        if self.current is None:
-            self.current = self.shared + self.moved
-        return self.current
 
     def squares(self) -> Tensor:
         """As they are held."""
-        norms: Tensor = torch.linalg.vector_norm(self.rows(), dim=1, dtype=torch.float64)
+        norms: Tensor = torch.linalg.vector_norm(self.moved, dim=1, dtype=torch.float64)
         return norms.square()
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """One matrix-vector product."""
-        rows = self.rows()
-        return scale @ rows if len(used) == len(rows) else scale @ rows[used]
+        return scale @ (self.moved if len(used) == len(self.moved) else self.moved[used])
 
     def rows(self) -> Tensor:
         """As they are held."""
-        return self.moved.flatten(1)
+        return self.moved
+
+
+@dataclass
+class Reordered:
+    """Rows of a weight whose axes the engine keeps in another order than the module."""
+
+    held: Rows
+    shape: tuple[int, ...]  # of one client's weight, as held
+    order: tuple[int, ...]  # of the module's axes among them
+
+    def squares(self) -> Tensor:
+        """No order matters to them."""
+        return self.held.squares()
+
+    def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
+        """The sum alone is put in order."""
+        return self.held.weighted_sum(scale, used).reshape(self.shape).permute(self.order).flatten()
+
+    def rows(self) -> Tensor:
+        """In the module's order."""
+        seen = self.held.moved.reshape(-1, *self.shape)
+        return seen.permute(0, *(axis + 1 for axis in self.order)).flatten(1)
 
 
 @dataclass
@@ -140,7 +197,6 @@ class Factors:
     slopes: list[Tensor] = field(default_factory=list)  # g_s, [clients, positions, out]
     coefficients: Tensor | None = None  # c, [clients, steps]
     velocities: Tensor | None = None  # of c, or of the merged g
-    gram: Tensor | None = None  # a aᵀ, [clients, positions, positions], of merged inputs
     gamma: Tensor | None = None
 
     @property
@@ -154,7 +210,7 @@ class Factors:
             self._absorb_merged(a, g, pace)
             return
         walking = (pace.rates > 0)[:, None, None]
-        if not bool(walking.all()):  # a coefficient of 0 would make NaN of what is not finite
+        if pace.rate is None:  # a coefficient of 0 would make NaN of what is not finite
             a, g = torch.where(walking, a, 0.0), torch.where(walking, g, 0.0)
         self.inputs.append(a)
         self.slopes.append(g)
@@ -163,7 +219,11 @@ class Factors:
     def _absorb_merged(self, a: Tensor, g: Tensor, pace: Pace) -> None:
         if not self.inputs:
             self.inputs, self.slopes = [a], [torch.zeros_like(g)]
-        self.velocities = walk(self.slopes[0], self.velocities, g, pace)
+            g = g.clone()  # it may be another layer's, too, and becomes the velocity
+        place = self.slopes[0]
+        slope = g.add(place, alpha=pace.pull) if pace.pull else g
+        self.velocities = pace.follow(self.velocities, slope)
+        pace.walk(place, self.velocities)
 
     def _absorb_block(self, pace: Pace) -> None:
         """d ← momentum·d + pull·c, 1 for the new block; c ← c − η·d."""
@@ -186,41 +246,23 @@ class Factors:
         parts = zip(self.slopes, self.coefficients.unbind(1), strict=True)
         return torch.cat(self.inputs, 1), torch.cat([g * c[:, None, None] for g, c in parts], 1)
 
-    def correction(self, x: Tensor) -> Tensor:
-        """x·(Gᵀ A)ᵀ = (x Aᵀ) G for inputs [clients, positions, in]."""
-        a, g = self.scaled()
-        if self.merged:
-            if self.gram is None:
-                self.gram = torch.bmm(x, a.transpose(1, 2))
-            return torch.bmm(self.gram, g)
-        return torch.bmm(torch.bmm(x, a.transpose(1, 2)), g)
-
-    def back(self, g_out: Tensor) -> Tensor:
-        """g_out·(Gᵀ A) = (g_out Gᵀ) A."""
-        a, g = self.scaled()
-        return torch.bmm(torch.bmm(g_out, g.transpose(1, 2)), a)
-
-    def written(self, pace: Pace) -> Written:
-        """The same Δ_i multiplied out, after the last step."""
-        return Written(self.shared, self._multiplied(self.scaled(), pace.gamma))
-
-    def _multiplied(self, factors: tuple[Tensor, Tensor], gamma: Tensor) -> Tensor:
-        a, g = factors
-        return torch.bmm(g.transpose(1, 2), a).add_(gamma[:, None, None] * self.shared)
-
     def finished(self, pace: Pace) -> Store:
         """What is read from in the end: written out unless the factors are few."""
         self.gamma = pace.gamma
-        if not self.inputs or worth_writing(self.rank, self.shared):
-            return self.written(pace) if self.inputs else Decayed(self.shared, pace.gamma)
-        return self
+        if not self.inputs:
+            return Decayed(self.shared, pace.gamma)
+        return Rows(self.rows()) if worth_writing(self.rank, self.shared) else self
 
     def squares(self) -> Tensor:
         """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², and what rounding may have hidden of it."""
         # In float32 the products would err by more than the margin of a bound.
         a, g = (part.double() for part in self.scaled())
-        products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
-        total, length = products.sum(dim=(1, 2)), (a.norm(dim=2) * g.norm(dim=2)).sum(dim=1)
+        length = (a.norm(dim=2) * g.norm(dim=2)).sum(dim=1)
+        if self.rank == 1:
+            total = length.square()
+        else:
+            products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
+            total = products.sum(dim=(1, 2))
         if self.gamma is not None and bool((self.gamma != 0).any()):
             gamma, size = self.gamma.double(), self.shared.double().norm()
             crossed = ((a @ self.shared.double().T) * g).sum(dim=(1, 2))
@@ -240,8 +282,11 @@ class Factors:
 
     def rows(self) -> Tensor:
         """Multiplied out."""
-        gamma = torch.zeros(len(self.slopes[0])) if self.gamma is None else self.gamma
-        return self._multiplied(self.scaled(), gamma).flatten(1)
+        a, g = self.scaled()
+        moved = torch.bmm(g.transpose(1, 2), a)
+        if self.gamma is not None and bool((self.gamma != 0).any()):
+            moved.addcmul_(self.gamma[:, None, None], self.shared)
+        return moved.flatten(1)
 
 
 @dataclass

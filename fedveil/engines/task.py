@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -13,7 +15,7 @@ from torch.func import functional_call
 
 from fedveil.data.federated import Examples
 from fedveil.errors import UserError, unknown
-from fedveil.models.losses import LOSSES, correct
+from fedveil.models.losses import LOSSES, SLOPES, correct
 
 Parameters = dict[str, Tensor]
 
@@ -26,6 +28,8 @@ class Task:
     loss_name: str
     shapes: dict[str, torch.Size] = field(init=False)
     loss_of_examples: Callable[[Tensor, Tensor], Tensor] = field(init=False)
+    slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
+    _own: threading.local = field(init=False, default_factory=threading.local)
 
     def __post_init__(self) -> None:
         if self.loss_name not in LOSSES:
@@ -39,6 +43,8 @@ class Task:
         self.module.eval()  # a module's training mode is for layers that mix or drop examples
         object.__setattr__(self, "shapes", shapes)
         object.__setattr__(self, "loss_of_examples", LOSSES[self.loss_name])
+        object.__setattr__(self, "slope_of_losses", SLOPES[self.loss_name])
+        self._own.module = self.module
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """The parameters that are not frozen; frozen ones stay as the module has them."""
@@ -80,9 +86,22 @@ class Task:
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
+    def here(self) -> tuple[nn.Module, dict[int, str]]:
+        """This thread's copy of the module, and the names of its trained parameters by id.
+
+        A module is not to be used by two threads at once: `functional_call` puts other parameters
+        into it for a while.
+        """
+        if not hasattr(self._own, "module"):
+            self._own.module = copy.deepcopy(self.module)
+        module: nn.Module = self._own.module
+        named = module.named_parameters()
+        return module, {id(leaf): name for name, leaf in named if name in self.shapes}
+
     def outputs(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """The module's answer under other parameters."""
-        answer: Tensor = functional_call(self.module, parameters, (inputs,))
+        module, _ = self.here()
+        answer: Tensor = functional_call(module, parameters, (inputs,))
         return answer
 
     def loss(self, parameters: Parameters, inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -27,6 +28,20 @@ def half_squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return 0.5 * (outputs.reshape(targets.shape) - targets).square()
 
 
+def cross_entropy_slope(outputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """weight·(softmax(outputs) − [label]) / positions: of Σ weight·cross_entropy, by outputs."""
+    slope = outputs.softmax(-1)
+    flat = slope.flatten(0, -2)
+    flat[torch.arange(len(flat)), labels.flatten()] -= 1
+    share = weights * (len(labels) / max(1, labels.numel()))
+    return slope.mul_(share.view(-1, *[1] * (outputs.dim() - 1)))
+
+
+def half_squared_slope(outputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """weight·(output − target): the gradient of Σ weight·half_squared, by outputs."""
+    return ((outputs.reshape(targets.shape) - targets) * weights).reshape(outputs.shape)
+
+
 def correct(outputs: Tensor, labels: Tensor) -> Tensor:
     """[argmax outputs = label] as 0 or 1, for sequences the fraction of positions; → [n]."""
     return _per_example((outputs.argmax(-1) == labels).float())
@@ -36,6 +51,10 @@ def _per_example(values: Tensor) -> Tensor:
     return values if values.dim() == 1 else values.flatten(1).mean(1)
 
 
+SLOPES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy_slope,
+    "half_squared": half_squared_slope,
+}
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cross_entropy": cross_entropy,
     "half_squared": half_squared,

@@ -13,7 +13,7 @@ from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.factored import FactoredEngine, FactoredUpdates
 from fedveil.engines.loop import LoopEngine
-from fedveil.engines.stores import Factors, Written
+from fedveil.engines.stores import Factors, Rows
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError
@@ -186,9 +186,9 @@ def test_single_examples_are_never_written_out() -> None:
 
 def test_many_factors_are_written_out() -> None:
     _, _, second, _ = held(wide, SGD(Constant(0.1), steps=5))
-    assert isinstance(second, Written)
+    assert isinstance(second, Rows)
     first = held(wide, SGD(Constant(0.1), steps=3), width=60)[0]
-    assert isinstance(first, Written)
+    assert isinstance(first, Rows)
 
 
 def test_norms_are_not_fooled_by_factors_that_cancel() -> None:

@@ -1,0 +1,155 @@
+"""Convolutions on a group of clients at once, as products with patches.
+
+Images are kept with their channels last. A patch then lies in memory as a few long runs, all
+patches of a client are the rows of one matrix, and what follows, such as pooling, is quicker too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from fedveil.engines.layers import Shift, Use, joined
+from fedveil.engines.stores import Pace, Reordered, Store, Written
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which pixels a convolution looks at together."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    def places(self, height: int, width: int) -> Pair:
+        """Height and width of what comes out."""
+        return self._along(0, height), self._along(1, width)
+
+    def _along(self, axis: int, size: int) -> int:
+        seen = self.dilation[axis] * (self.kernel[axis] - 1) + 1
+        return (size + 2 * self.padding[axis] - seen) // self.stride[axis] + 1
+
+    def patches(self, images: Tensor) -> Tensor:
+        """[n, channels, height, width] → [n·places, kernel·kernel·channels]."""
+        count, channels, height, width = images.shape
+        (up, left), (high, wide) = self.padding, self.places(height, width)
+        padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, up, up)).contiguous()
+        image, row, pixel, _ = padded.stride()
+        steps = (row * self.stride[0], pixel * self.stride[1])
+        gaps = (row * self.dilation[0], pixel * self.dilation[1])
+        size = (count, high, wide, *self.kernel, channels)
+        return padded.as_strided(size, (image, *steps, *gaps, 1)).reshape(count * high * wide, -1)
+
+    def fold(self, patches: Tensor, shape: torch.Size) -> Tensor:
+        """Add patches up where they were taken from: the transpose of `patches`."""
+        count, channels, height, width = shape
+        pieces, bags = _bags(self, count, height, width)
+        pixels = F.embedding_bag(
+            pieces, patches.reshape(-1, channels), bags, mode="sum", include_last_offset=True
+        )
+        return pixels.view(count, height, width, channels).permute(0, 3, 1, 2)
+
+
+@lru_cache(maxsize=64)
+def _bags(window: Window, count: int, height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Which pieces of patches belong to each pixel: their numbers, and where each pixel's begin."""
+    one = torch.arange(1, height * width + 1).float().reshape(1, 1, height, width)
+    pixel = window.patches(one).flatten().long() - 1  # of each piece; −1 in the padding
+    inside = torch.nonzero(pixel >= 0).flatten()
+    pieces = inside[pixel[inside].argsort(stable=True)]
+    each = torch.bincount(pixel[inside], minlength=height * width)
+    images = torch.arange(count)[:, None]
+    bags = torch.cat([torch.zeros(1, dtype=torch.long), each.repeat(count).cumsum(0)])
+    return (pieces + len(pixel) * images).flatten().int(), bags.int()
+
+
+@dataclass
+class ConvLayer:
+    """y = patches·(W + Δ_i)ᵀ + b + β_i: shared weights at first, each client's own later."""
+
+    name: str
+    weight: Tensor  # [out, in, height, width]
+    clients: int
+    bias: Shift | None
+    window: Window
+    repeated: bool  # whether every step of the plan has the same batch
+    store: Written = field(init=False)  # [out, height·width·in]
+    pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    constants: list[Tensor] = field(default_factory=list)  # patches that every step sees again
+    seen: int = 0  # how many of them this step has used
+
+    def __post_init__(self) -> None:
+        flat = self.weight.permute(0, 2, 3, 1).reshape(len(self.weight), -1)
+        self.store = Written(flat, self.clients)
+
+    def use(self, constant: bool) -> Use:
+        """One use in this step's forward pass; `constant` inputs come from no other parameter."""
+        kept: list[tuple[Tensor, torch.Size]] = []
+
+        def forward(x: Tensor) -> Tensor:
+            patches = self._patches(x, constant)
+            kept.append((patches, x.shape))
+            return self._product(patches, x.shape)
+
+        def backward(g: Tensor, wanted: bool) -> Tensor | None:
+            patches, shape = kept.pop()
+            slope = g.permute(0, 2, 3, 1).reshape(self.clients, -1, g.shape[1])
+            self.pending.append((slope, patches))
+            return self.window.fold(self._back(slope), shape) if wanted else None
+
+        return Use(forward, backward)
+
+    def _patches(self, x: Tensor, constant: bool) -> Tensor:
+        """[clients, positions, height·width·in]."""
+        again = constant and self.repeated
+        self.seen += again
+        if again and self.seen <= len(self.constants):
+            return self.constants[self.seen - 1]
+        patches = self.window.patches(x)
+        patches = patches.reshape(self.clients, -1, patches.shape[1])
+        if again:
+            self.constants.append(patches)
+        return patches
+
+    def _product(self, patches: Tensor, shape: torch.Size) -> Tensor:
+        out, (high, wide) = len(self.weight), self.window.places(*shape[2:])
+        images = torch.empty(shape[0], out, high, wide, memory_format=torch.channels_last)
+        y = images.permute(0, 2, 3, 1).view(self.clients, -1, out)
+        shift = torch.zeros(1, out) if self.bias is None else self.bias.each
+        if self.store.weights is None:
+            torch.addmm(shift, patches.flatten(0, 1), self.store.shared.T, out=y.flatten(0, 1))
+        else:
+            torch.baddbmm(shift[:, None], patches, self.store.weights.transpose(1, 2), out=y)
+        return images
+
+    def _back(self, slope: Tensor) -> Tensor:
+        if self.store.weights is None:
+            return slope @ self.store.shared
+        return torch.bmm(slope, self.store.weights)
+
+    def absorb(self, pace: Pace) -> None:
+        """Walk."""
+        used, self.pending, self.seen = self.pending, [], 0
+        if used:
+            slope, patches = joined(used)
+            self.store.absorb_product(slope, patches, pace)
+        else:
+            self.store.absorb(torch.zeros(self.clients, *self.store.shared.shape), pace)
+        if self.bias is not None:
+            if used:
+                self.bias.leave(slope.sum(dim=1))
+            self.bias.absorb(pace)
+
+    def finished(self, pace: Pace) -> dict[str, Store]:
+        """The weight's store, in the module's order, and the bias's."""
+        out, inputs, height, width = self.weight.shape
+        shape = (out, height, width, inputs)
+        store: Store = Reordered(self.store.finished(pace), shape, (0, 3, 1, 2))
+        return {self.name: store} | ({} if self.bias is None else self.bias.finished(pace))
