@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
-from fedveil.engines.threads import in_order
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
 from fedveil.parts.bound import AdaptiveClip, Bound
 from fedveil.parts.memory import ClientMemory
@@ -20,6 +19,7 @@ from fedveil.parts.server import Tensors
 from fedveil.privacy.norms import Norms
 from fedveil.recipe import Recipe
 from fedveil.streams import Key, stream
+from fedveil.threads import equal_shares, in_order
 from fedveil.wire import Wire
 
 
@@ -197,7 +197,7 @@ class _Total:
 
     def clean(self, message: Norms) -> Tensor:
         """Σ q_i, as numbers."""
-        return self.sum.double() * (message.grid or 1.0)
+        return _in_steps(self.sum, message)
 
     def released(self, noise: Tensor, message: Norms) -> Tensor:
         """The received sum and the server's noise; whole numbers are added before anything else."""
@@ -205,8 +205,13 @@ class _Total:
         if self.wire is not None and self.received is not None:
             total = torch.from_numpy(self.wire.settle(self.received))
         if not noise.is_floating_point():
-            return (total + noise).double() * (message.grid or 1.0)
-        return total.double() * (message.grid or 1.0) + noise
+            return _in_steps(total + noise, message)
+        return _in_steps(total, message) + noise
+
+
+def _in_steps(total: Tensor, message: Norms) -> Tensor:
+    """A sum as numbers; on a grid it counts steps."""
+    return total.double() if message.grid is None else total.double() * message.grid
 
 
 def _sum_of_messages(
@@ -228,13 +233,11 @@ def _sum_of_messages(
     total = _Total(torch.zeros(dim, dtype=kind), wire=wire)
     work = _Work(recipe, bound, state, engine, key, wire)
 
-    def messages(start: int) -> _Total:
-        stop = start + size
-        group = Group(data, workers[start:stop], plan.group(start, stop))
-        return work.messages(group, torch.from_numpy(sends[start:stop]))
+    def messages(place: slice) -> _Total:
+        group = Group(data, workers[place], plan.group(place.start, place.stop))
+        return work.messages(group, torch.from_numpy(sends[place]))
 
-    size = min(engine.group_size, -(-len(workers) // torch.get_num_threads()))
-    for part in in_order(messages, range(0, len(workers), max(1, size))):
+    for part in in_order(messages, equal_shares(len(workers), engine.group_size)):
         total.add(part)
     return total
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.errors import UserError
+from fedveil.threads import in_order
 
 BITS = 124  # a uniform whole number below 2^124 decides each draw from a table
 HALF_BITS = 62  # thresholds are kept as two halves, each an int64
@@ -25,6 +26,7 @@ DIGITS = 150  # of the one exponential, more than 320 bits
 MARGIN = 2.0**-46  # |−ndtri(u) − v| ≤ MARGIN·(1 + v), with room: see `_doubtful`
 FEW_LEADING = 2**46  # below it 63 bits of u hold too few digits for the margin
 NARROWEST, WIDEST = 0.01, 2.0**40  # σ for which the margin was argued
+PIECE = 2**16  # of a long vector, drawn by one core
 BLOCK = 2**14  # draws at once, so that their arrays stay in the cache
 Size = int | tuple[int, ...]
 
@@ -166,6 +168,26 @@ def binomial_table(trials: int) -> Table:
     for y in range(support):
         weights.append(weights[-1] * (half - y) // (half + y + 1))
     return _symmetric(weights, outside=2.0**-125 if support < half else 0.0)
+
+
+def normals(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Independent N(0, 1), float64 [count].
+
+    A long vector is drawn in blocks, each from its own part of the generator's sequence, so that
+    all cores draw and the numbers do not depend on how many there are.
+    """
+    if count <= PIECE:
+        return rng.standard_normal(count)
+    drawn = np.empty(count)
+
+    def fill(block: int) -> None:
+        part = drawn[block * PIECE : (block + 1) * PIECE]
+        own: Any = rng.bit_generator
+        np.random.Generator(own.jumped(block)).standard_normal(out=part)
+
+    for _ in in_order(fill, range(-(-count // PIECE))):
+        pass
+    return drawn
 
 
 def rounded_gaussian(sigma: float, size: Size, rng: np.random.Generator) -> np.ndarray:

@@ -72,6 +72,7 @@ class Training:
     budget: Budget | None
     state: State
     evaluate_every: int
+    engine_reason: str = ""  # why this engine
     records: list[Record] = field(default_factory=list)
 
     def step(self) -> Record:
@@ -131,6 +132,7 @@ class Result:
     rounds: int
     seed: int
     engine: str
+    engine_reason: str = ""
     path: Path | None = None
 
     def __repr__(self) -> str:
@@ -160,6 +162,7 @@ class Result:
             "seconds": sum(record.seconds for record in self.records),
             "seed": self.seed,
             "engine": self.engine,
+            "engine_reason": self.engine_reason,
             "noise": to_plain(self.recipe.noise),
         }
 
@@ -199,7 +202,8 @@ def prepare(
     check_delta(delta)
     budget = None if epsilon is None else Budget(epsilon, delta)
     x = task.flatten() if start is None else start.clone()
-    working = choose(engine, task, data)
+    choice = choose(engine, task, data, recipe.local, recipe.cohort.expected(data.clients))
+    working = choice.engine
     if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
         recipe = probed(recipe, x, data, working, rounds, seed)
     if noise == "secure":
@@ -213,6 +217,7 @@ def prepare(
         data=data,
         task=task,
         engine=working,
+        engine_reason=choice.reason,
         rounds=rounds,
         seed=seed,
         key=key,
@@ -315,6 +320,7 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
         rounds=training.rounds,
         seed=training.seed,
         engine=training.engine.name,
+        engine_reason=training.engine_reason,
         path=None if directory is None else directory.path,
     )
 

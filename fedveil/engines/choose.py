@@ -1,62 +1,179 @@
-"""Choose an engine for a model: by what fits, and by whether it runs."""
+"""Choose an engine for a model: by what it serves, by a model of its cost, and by a timed trial."""
 
 from __future__ import annotations
 
 import logging
+import time
 import warnings
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from fedveil.data.federated import Federated
+from fedveil.data.federated import Examples, Federated
 from fedveil.engines.dense import DenseEngine
-from fedveil.engines.factored import FactoredEngine, NotServedError
+from fedveil.engines.factored import Cost, FactoredEngine, NotServedError, cost
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
 from fedveil.errors import UserError, unknown
-from fedveil.parts.local import Plan, all_examples
+from fedveil.parts.local import SGD, Local
+from fedveil.parts.schedule import Constant
+from fedveil.threads import one_thread_each
 
 STACKABLE = 5_000_000  # a model with more numbers leaves no room to stack clients
-FEW_EXAMPLES = 32  # of the largest client, up to which factors beat stacked weights
 ENGINES = ("auto", "factored", "dense", "loop")
+PACE = {"factored": 10e9, "dense": 4e9, "loop": 15e9}  # products a second, on a core of 2020
+SETTING_OUT = {"factored": 3e-3, "dense": 4e-3, "loop": 2e-3}  # seconds of a step, for a group
+CLOSE = 4.0  # times the best estimate: still worth a trial
+BETTER = 1.2  # times as quick as an engine before it in the list, to be taken instead
+TRIAL_PRODUCTS = 2e9  # what a trial may cost
 log = logging.getLogger("fedveil")
 
 
-def choose(name: str, task: Task, data: Federated) -> Engine:
-    """The engine of this name; `auto` takes the first of factored, dense and loop that runs.
+@dataclass(frozen=True)
+class Choice:
+    """An engine, why it was taken, and how long a client took each engine that was tried."""
 
-    Factored only where clients have few examples: with many, the factors of a step outgrow the
-    weights, and stacked weights are quicker.
+    engine: Engine
+    reason: str
+    seconds: dict[str, float]
+
+
+def choose(
+    name: str, task: Task, data: Federated, local: Local | None = None, participants: float = 256
+) -> Choice:
+    """The engine of this name; `auto` takes the quickest of those that serve the model.
+
+    The trial is made on inputs of zeros: how long they take tells nothing of anybody's data.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    if name == "loop" or (name == "auto" and task.dim > STACKABLE):
-        return LoopEngine(task)
-    if name == "factored" or (name == "auto" and int(data.sizes.max()) <= FEW_EXAMPLES):
-        factored = FactoredEngine.sized(task, data)
-        problem = _trial(factored, task, data)
-        if not problem:
-            return factored
-        if name == "factored":
+    trial = _Trial.of(task, data, local or SGD(Constant(0.1), steps=2), participants)
+    if name != "auto":
+        engine = trial.engine(name)
+        if name == "factored" and (problem := trial.problem(engine)):
             raise UserError(f"The engine 'factored' does not serve this model: {problem}.")
-        log.info("not engine factored, since %s", problem)
-    dense = DenseEngine.sized(task)
-    if name == "auto" and (problem := _trial(dense, task, data)):
-        log.info("engine loop, since this model does not run stacked: %s", problem)
-        return LoopEngine(task)
-    return dense
+        return Choice(engine, "asked for", {})
+    return trial.quickest()
 
 
-def _trial(engine: Engine, task: Task, data: Federated) -> str:
-    """Two clients, two steps, one example each: what went wrong, or nothing."""
-    clients = np.arange(min(2, data.clients))
-    index = all_examples(torch.ones(len(clients), dtype=torch.long))
-    plan = Plan(index, torch.zeros(len(clients), 2))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # torch warns where it would stack one by one
-            engine.updates(task.flatten(), Group(data, clients, plan))
-    except (RuntimeError, UserWarning, NotServedError) as problem:
-        return str(problem).partition("\n")[0]
-    return ""
+@dataclass(frozen=True, eq=False)
+class _Trial:
+    """Clients that do not exist, with the shapes and the local work of those that do."""
+
+    task: Task
+    data: Federated
+    local: Local
+    cost: Cost | None
+    unserved: str  # why the factored engine does not serve the model, if it does not
+    participants: float
+    width: int  # examples of a step
+
+    @classmethod
+    def of(cls, task: Task, data: Federated, local: Local, participants: float) -> _Trial:
+        largest = data.sizes.max().reshape(1)
+        plan = local.plan(largest, 0, np.random.default_rng(0))
+        found, unserved = None, ""
+        try:
+            found = cost(task, torch.zeros_like(data.inputs[:1]))
+        except (NotServedError, RuntimeError) as problem:
+            unserved = str(problem).partition("\n")[0]
+        return cls(task, data, local, found, unserved, participants, plan.index.shape[2])
+
+    def engine(self, name: str) -> Engine:
+        """The engine of this name, with groups of a sensible size."""
+        if name == "factored":
+            known = self.cost or Cost(1, 1, 0)
+            return FactoredEngine.sized(self.task, known, self.width)
+        return DenseEngine.sized(self.task) if name == "dense" else LoopEngine(self.task)
+
+    def problem(self, engine: Engine) -> str:
+        """What goes wrong when two clients take two steps with one example each, or nothing."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # torch warns where it would stack one by one
+                small = replace(self, local=SGD(Constant(0.1), steps=2))
+                engine.updates(self.task.flatten(), small.group(2, size=1))
+        except (RuntimeError, UserWarning, NotServedError) as problem:
+            return str(problem).partition("\n")[0]
+        return ""
+
+    def group(self, clients: int, size: int) -> Group:
+        """So many clients with so many examples of zeros each."""
+        count = clients * size
+        inputs = torch.zeros(count, *self.data.inputs.shape[1:], dtype=self.data.inputs.dtype)
+        labels = torch.zeros(count, *self.data.labels.shape[1:], dtype=self.data.labels.dtype)
+        stand_in = Federated(
+            "zeros", inputs, labels, torch.arange(clients + 1) * size,
+            Examples(inputs[:1], labels[:1]), self.data.classes, self.data.loss,
+        )  # fmt: skip
+        plan = self.local.plan(stand_in.sizes, 0, np.random.default_rng(0))
+        if not plan.repeated:  # steps are alike but for the first; others gain by coming back
+            plan = replace(plan, index=plan.index[:, :2], rates=plan.rates[:, :2])
+        return Group(stand_in, np.arange(clients), plan)
+
+    def estimate(self, engine: Engine) -> float:
+        """Seconds of a client's step: arithmetic, and its share of what a group's step takes."""
+        together = 1.0 if engine.name == "loop" else min(engine.group_size, self.participants)
+        return self.products / PACE[engine.name] + SETTING_OUT[engine.name] / max(1.0, together)
+
+    @property
+    def products(self) -> float:
+        """Of a client's step; forward, and twice as much backward."""
+        each = self.cost.products if self.cost else 2 * self.task.dim
+        return 3.0 * each * self.width
+
+    def timed(self, engine: Engine) -> float:
+        """Seconds of a client's step, measured on one group, or on as much of it as is quick."""
+        steps = len(self.group(1, 1).plan.rates[0])
+        affordable = TRIAL_PRODUCTS / max(1.0, steps * self.products)
+        clients = max(1, int(min(engine.group_size, self.participants, affordable)))
+        group, x = self.group(clients, int(self.data.sizes.max())), self.task.flatten()
+        with one_thread_each():  # as in a round, where each core has a group of its own
+            engine.updates(x, group)
+            took = min(_seconds(engine, x, group) for _ in range(2))
+        return took / (group.plan.steps * clients)
+
+    def quickest(self) -> Choice:
+        """By estimate, then by trial; an earlier engine of the list needs no proof of its own."""
+        serving = list(self._serving())
+        best = min(self.estimate(engine) for engine in serving)
+        close = [engine for engine in serving if self.estimate(engine) <= CLOSE * best]
+        if len(close) == 1:
+            return Choice(close[0], "alone serves this model at a sensible cost", {})
+        seconds = {engine.name: self.timed(engine) for engine in close}
+        taken = close[0]
+        for engine in close[1:]:
+            if seconds[taken.name] > BETTER * seconds[engine.name]:
+                taken = engine
+        told = ", ".join(f"{name} {1e3 * one:.3g} ms" for name, one in seconds.items())
+        return Choice(taken, f"quickest in a trial: a client's step took {told}", seconds)
+
+    def _serving(self) -> list[Engine]:
+        """Engines that run this model, and one log line for each that does not."""
+        found: list[Engine] = []
+        for name in ENGINES[1:]:
+            engine = self.engine(name)
+            problem = self._refusal(engine)
+            if problem:
+                log.info("not engine %s, since %s", name, problem)
+            else:
+                found.append(engine)
+        return found
+
+    def _refusal(self, engine: Engine) -> str:
+        if engine.name == "loop":
+            return ""
+        if self.task.dim > STACKABLE:
+            return f"{self.task.dim:,} numbers are too many to hold for several clients at once"
+        if engine.name == "factored" and self.unserved:
+            return self.unserved
+        return self.problem(engine)
+
+
+def _seconds(engine: Engine, x: Tensor, group: Group) -> float:
+    started = time.perf_counter()
+    engine.updates(x, group).norms()
+    return time.perf_counter() - started

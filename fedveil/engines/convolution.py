@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from fedveil.engines.layers import Shift, Use, joined
+from fedveil.engines.scratch import scratch
 from fedveil.engines.stores import Pace, Reordered, Store, Written
 
 Pair = tuple[int, int]
@@ -36,8 +37,8 @@ class Window:
         seen = self.dilation[axis] * (self.kernel[axis] - 1) + 1
         return (size + 2 * self.padding[axis] - seen) // self.stride[axis] + 1
 
-    def patches(self, images: Tensor) -> Tensor:
-        """[n, channels, height, width] → [n·places, kernel·kernel·channels]."""
+    def patches(self, images: Tensor, role: str) -> Tensor:
+        """[n, channels, height, width] → [n·places, kernel·kernel·channels], kept in this role."""
         count, channels, height, width = images.shape
         (up, left), (high, wide) = self.padding, self.places(height, width)
         padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, up, up)).contiguous()
@@ -45,7 +46,8 @@ class Window:
         steps = (row * self.stride[0], pixel * self.stride[1])
         gaps = (row * self.dilation[0], pixel * self.dilation[1])
         size = (count, high, wide, *self.kernel, channels)
-        return padded.as_strided(size, (image, *steps, *gaps, 1)).reshape(count * high * wide, -1)
+        seen = padded.as_strided(size, (image, *steps, *gaps, 1))
+        return scratch(role, *size).copy_(seen).view(count * high * wide, -1)
 
     def fold(self, patches: Tensor, shape: torch.Size) -> Tensor:
         """Add patches up where they were taken from: the transpose of `patches`."""
@@ -61,13 +63,22 @@ class Window:
 def _bags(window: Window, count: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Which pieces of patches belong to each pixel: their numbers, and where each pixel's begin."""
     one = torch.arange(1, height * width + 1).float().reshape(1, 1, height, width)
-    pixel = window.patches(one).flatten().long() - 1  # of each piece; −1 in the padding
+    pixel = window.patches(one, "places").flatten().long() - 1  # of each piece; −1 in the padding
     inside = torch.nonzero(pixel >= 0).flatten()
     pieces = inside[pixel[inside].argsort(stable=True)]
     each = torch.bincount(pixel[inside], minlength=height * width)
     images = torch.arange(count)[:, None]
     bags = torch.cat([torch.zeros(1, dtype=torch.long), each.repeat(count).cumsum(0)])
     return (pieces + len(pixel) * images).flatten().int(), bags.int()
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Examples that steps come back to: `batch` are these `rows` of them."""
+
+    examples: Tensor
+    rows: Tensor
+    batch: Tensor
 
 
 @dataclass
@@ -82,19 +93,21 @@ class ConvLayer:
     repeated: bool  # whether every step of the plan has the same batch
     store: Written = field(init=False)  # [out, height·width·in]
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    constants: list[Tensor] = field(default_factory=list)  # patches that every step sees again
-    seen: int = 0  # how many of them this step has used
+    made: dict[str, Tensor] = field(default_factory=dict)  # patches for later steps, by role
+    uses: int = 0  # in this step
 
     def __post_init__(self) -> None:
         flat = self.weight.permute(0, 2, 3, 1).reshape(len(self.weight), -1)
         self.store = Written(flat, self.clients)
 
-    def use(self, constant: bool) -> Use:
+    def use(self, constant: bool, source: Source | None) -> Use:
         """One use in this step's forward pass; `constant` inputs come from no other parameter."""
         kept: list[tuple[Tensor, torch.Size]] = []
+        role = f"{self.name}, use {self.uses}"
+        self.uses += 1
 
         def forward(x: Tensor) -> Tensor:
-            patches = self._patches(x, constant)
+            patches = self._patches(x, role, constant, source)
             kept.append((patches, x.shape))
             return self._product(patches, x.shape)
 
@@ -106,17 +119,21 @@ class ConvLayer:
 
         return Use(forward, backward)
 
-    def _patches(self, x: Tensor, constant: bool) -> Tensor:
-        """[clients, positions, height·width·in]."""
-        again = constant and self.repeated
-        self.seen += again
-        if again and self.seen <= len(self.constants):
-            return self.constants[self.seen - 1]
-        patches = self.window.patches(x)
-        patches = patches.reshape(self.clients, -1, patches.shape[1])
+    def _patches(self, x: Tensor, role: str, constant: bool, source: Source | None) -> Tensor:
+        """[clients, positions, height·width·in]; made once of inputs that steps come back to."""
+        again = role if constant and self.repeated else f"{role}, all" if source else ""
+        if again and again in self.made:
+            patches = self.made[again]
+        else:
+            images = x if source is None else source.examples
+            patches = self.window.patches(images, again or role)
         if again:
-            self.constants.append(patches)
-        return patches
+            self.made[again] = patches
+        if source is not None:
+            each = patches.view(len(source.examples), -1)
+            room = scratch(role, len(x), each.shape[1])
+            patches = torch.index_select(each, 0, source.rows, out=room)
+        return patches.view(self.clients, -1, self.store.shared.shape[1])
 
     def _product(self, patches: Tensor, shape: torch.Size) -> Tensor:
         out, (high, wide) = len(self.weight), self.window.places(*shape[2:])
@@ -130,13 +147,15 @@ class ConvLayer:
         return images
 
     def _back(self, slope: Tensor) -> Tensor:
+        room = scratch("slopes of patches", *slope.shape[:2], self.store.shared.shape[1])
         if self.store.weights is None:
-            return slope @ self.store.shared
-        return torch.bmm(slope, self.store.weights)
+            torch.mm(slope.flatten(0, 1), self.store.shared, out=room.flatten(0, 1))
+            return room
+        return torch.bmm(slope, self.store.weights, out=room)
 
     def absorb(self, pace: Pace) -> None:
         """Walk."""
-        used, self.pending, self.seen = self.pending, [], 0
+        used, self.pending, self.uses = self.pending, [], 0
         if used:
             slope, patches = joined(used)
             self.store.absorb_product(slope, patches, pace)

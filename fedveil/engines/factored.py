@@ -15,8 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedveil.data.federated import Federated
-from fedveil.engines.convolution import ConvLayer, Window
+from fedveil.engines.convolution import ConvLayer, Source, Window
 from fedveil.engines.layers import (
     EmbeddingLayer,
     Layer,
@@ -30,7 +29,8 @@ from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group, Updates
 from fedveil.parts.local import Plan
 
-GROUP_NUMBERS = 2**24  # parameters and activations of a group: 64 MB
+GROUP_NUMBERS = 2**25  # parameters and activations of a group: 128 MB
+MOST = 1024  # clients of a group
 FEW = 4  # examples of a client whose linear layers stay factors
 
 
@@ -47,22 +47,19 @@ class FactoredEngine:
     name: str = "factored"
 
     @classmethod
-    def sized(cls, task: Task, data: Federated) -> FactoredEngine:
-        """Groups as large as what is written out for their largest clients allows."""
-        width = int(data.sizes.max())
-        footprint, factored = _footprint(task, data.inputs[:1])
-        written = task.dim - factored if width <= FEW else task.dim
-        return cls(task, max(1, min(1024, GROUP_NUMBERS // (written + width * footprint))))
+    def sized(cls, task: Task, cost: Cost, width: int) -> FactoredEngine:
+        """Groups as large as memory allows, for clients whose batches have up to this width."""
+        written = task.dim - cost.linear if width <= FEW else task.dim
+        each = 2 * written + width * cost.numbers
+        return cls(task, max(1, min(MOST, GROUP_NUMBERS // max(1, each))))
 
     def updates(self, x: Tensor, group: Group) -> Updates:
         """The plan's steps: forward, backward, walk."""
-        start = self.task.unflatten(x)
-        pace = Pace.start(group.plan)
+        start, plan = self.task.unflatten(x), group.plan
+        pace = Pace.start(plan)
         module, names = self.task.here()
-        work = _Group(module, names, start, len(group.clients), group.plan.repeated)
-        batch = group.batch(0) if group.plan.repeated else None
-        for step in range(group.plan.steps):
-            inputs, labels, mask = batch or group.batch(step)
+        work = _Group(module, names, start, len(group.clients), plan.repeated)
+        for inputs, labels, mask in work.batches(group):
             self._differentiate(work, pace, inputs, labels, mask)
             for layer in work.layers.values():
                 layer.absorb(pace)
@@ -74,12 +71,10 @@ class FactoredEngine:
     ) -> None:
         """Leave the gradients of each client's mean loss with the layers."""
         with torch.enable_grad(), _Interception(work, pace):
-            outputs = work.module(inputs.flatten(0, 1))
+            outputs = work.module(inputs)
         weights = mask / mask.sum(dim=1, keepdim=True).clamp_min(1.0)
         if outputs.requires_grad:
-            slope = self.task.slope_of_losses(
-                outputs.detach(), labels.flatten(0, 1), weights.flatten()
-            )
+            slope = self.task.slope_of_losses(outputs.detach(), labels, weights.flatten())
             outputs.backward(slope)
 
 
@@ -94,7 +89,31 @@ class _Group:
     repeated: bool
     layers: dict[str, Layer] = field(default_factory=dict)
     anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
-    footprint: int = 0  # numbers that go through the layers of a forward pass
+    numbers: int = 0  # that go through the layers of a forward pass
+    products: int = 0  # of numbers that are added up in it
+    source: Source | None = None  # of the batch of this step
+
+    def batches(self, group: Group) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Each step's inputs [clients·width, …], labels [clients·width, …], mask."""
+        if self.repeated or not group.plan.revisits(group.sizes):
+            batch = group.batch(0) if self.repeated else None
+            for step in range(group.plan.steps):
+                inputs, labels, mask = batch or group.batch(step)
+                yield inputs.flatten(0, 1), labels.flatten(0, 1), mask
+            return
+        inputs, labels, starts = group.together()
+        for step in range(group.plan.steps):
+            positions, mask = group.plan.positions(starts, step)
+            rows = positions.flatten()
+            self.source = Source(inputs, rows, inputs.index_select(0, rows))
+            yield self.source.batch, labels.index_select(0, rows), mask
+
+    def count(self, func: Any, args: Any, output: Tensor) -> None:
+        """What one use of a parameter costs."""
+        looked_at = args[1][0].numel() if func in (F.linear, F.conv2d) else 1
+        patches = output[:, 0].numel() * looked_at if func is F.conv2d else 0
+        self.numbers += output.numel() + patches
+        self.products += output.numel() * looked_at
 
     def name_of(self, tensor: object) -> str | None:
         """The name of a parameter; None for any other tensor."""
@@ -120,7 +139,7 @@ class _Interception(TorchFunctionMode):
         handler = HANDLERS.get(func)
         if handler is not None:
             output = handler(self, *args, **kwargs)
-            self.work.footprint += output.numel() * _unfolding(func, args)
+            self.work.count(func, args, output)
             return output
         for leaf in _tensors((args, kwargs)):
             name = self.work.name_of(leaf)
@@ -129,23 +148,25 @@ class _Interception(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _unfolding(func: Any, args: Any) -> int:
-    """How many numbers go into one number of the output at once: the patch of a convolution."""
-    return int(args[1][0].numel()) if func is F.conv2d else 1
+@dataclass(frozen=True)
+class Cost:
+    """What one example costs in a forward pass, and how much of the model is linear layers."""
+
+    numbers: int  # kept of it
+    products: int  # of two numbers, added up
+    linear: int  # numbers of linear layers' weights
 
 
-def _footprint(task: Task, example: Tensor) -> tuple[int, int]:
-    """Numbers that one example takes in a forward pass, and those of linear layers' weights."""
+def cost(task: Task, example: Tensor) -> Cost:
+    """From one example [1, …]; a NotServedError says which parameter is used in another way."""
     module, names = task.here()
     work = _Group(module, names, task.unflatten(task.flatten()), 1, repeated=False)
     pace = Pace.start(Plan(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1)))
-    try:
-        with torch.no_grad(), _Interception(work, pace):
-            module(example)
-    except (NotServedError, RuntimeError):
-        return 1, 0
-    linear = [layer for layer in work.layers.values() if isinstance(layer, LinearLayer)]
-    return work.footprint + example.numel(), sum(layer.weight.numel() for layer in linear)
+    with torch.no_grad(), _Interception(work, pace):
+        module(example)
+    layers = [layer for layer in work.layers.values() if isinstance(layer, LinearLayer)]
+    linear = sum(layer.weight.numel() for layer in layers)
+    return Cost(work.numbers + example.numel(), work.products, linear)
 
 
 def _harmless(func: Any) -> bool:
@@ -222,7 +243,9 @@ def _conv2d(
     layer = mode.work.layers[name]
     if not isinstance(layer, ConvLayer) or (bias is not None and layer.bias is None):
         raise NotServedError(f"{name} is used in two ways, or its bias is frozen")
-    return applied(layer.use(not input.requires_grad), input, mode.work.anchor)
+    source = mode.work.source
+    known = source if source is not None and input is source.batch else None
+    return applied(layer.use(not input.requires_grad, known), input, mode.work.anchor)
 
 
 def _shifted(mode: _Interception, output: Tensor, bias: Tensor | None, axis: int) -> Tensor:

@@ -141,7 +141,7 @@ class LinearLayer:
     def _forward(self, x: Tensor, pace: Pace) -> Tensor:
         store = self.store
         if isinstance(store, Factors) and store.merged:
-            return self._merged_forward(x, store.slopes[0], pace)
+            return self._merged_forward(x, store.scaled()[1], pace)
         if isinstance(store, Factors):
             a, g = store.scaled()
             y = _grown(x @ self.weight.T, pace).baddbmm_(torch.bmm(x, a.transpose(1, 2)), g)
@@ -219,7 +219,7 @@ class LinearLayer:
         """Σ g + γ·b of merged factors."""
         if self.bias is None or not isinstance(self.store, Factors) or not self.store.merged:
             return {}
-        moved = self.store.slopes[0].sum(dim=1)
+        moved = self.store.scaled()[1].sum(dim=1)
         return {self.bias.name: Rows(moved + pace.gamma[:, None] * self.bias.store.shared)}
 
 

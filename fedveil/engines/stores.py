@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedveil.engines.updates import lengths
 from fedveil.parts.local import Plan
 
 
@@ -149,8 +150,7 @@ class Rows:
 
     def squares(self) -> Tensor:
         """As they are held."""
-        norms: Tensor = torch.linalg.vector_norm(self.moved, dim=1, dtype=torch.float64)
-        return norms.square()
+        return lengths(self.moved).square()
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """One matrix-vector product."""
@@ -187,45 +187,56 @@ class Reordered:
 class Factors:
     """Δ_i = Σ_s c_{i,s}·g_{i,s}ᵀ a_{i,s} + γ_i·W: factors of each step's gradient, not multiplied.
 
-    With momentum the coefficients c have velocities of their own. Where every step sees the same
-    inputs a there is a single block, and g itself walks (`merged`).
+    With momentum, decay or a proximal term the coefficients c go on changing; else g is kept times
+    c at once. Where every step sees the same inputs a there is a single block, and g itself walks
+    (`merged`).
     """
 
     shared: Tensor  # [out, in]
     merged: bool
-    inputs: list[Tensor] = field(default_factory=list)  # a_s, [clients, positions, in]
-    slopes: list[Tensor] = field(default_factory=list)  # g_s, [clients, positions, out]
-    coefficients: Tensor | None = None  # c, [clients, steps]
+    inputs: Tensor | None = None  # a, [clients, room for positions, in]
+    slopes: Tensor | None = None  # g, [clients, room for positions, out]
+    rank: int = 0  # how many factors there are
+    positions: list[int] = field(default_factory=list)  # of each step's block
+    coefficients: Tensor | None = None  # c, [clients, steps], while they change
     velocities: Tensor | None = None  # of c, or of the merged g
     gamma: Tensor | None = None
-
-    @property
-    def rank(self) -> int:
-        """How many factors there are."""
-        return sum(block.shape[1] for block in self.inputs)
 
     def absorb(self, a: Tensor, g: Tensor, pace: Pace) -> None:
         """Take up a step's gradient gᵀa."""
         if self.merged:
             self._absorb_merged(a, g, pace)
             return
-        walking = (pace.rates > 0)[:, None, None]
         if pace.rate is None:  # a coefficient of 0 would make NaN of what is not finite
+            walking = (pace.rates > 0)[:, None, None]
             a, g = torch.where(walking, a, 0.0), torch.where(walking, g, 0.0)
-        self.inputs.append(a)
-        self.slopes.append(g)
-        self._absorb_block(pace)
+        if pace.pull or pace.plan.momentum:
+            self._follow(pace)
+        else:
+            g = g * -pace.rates[:, None, None]
+        self._append(a, g, pace.plan.steps)
+
+    def _append(self, a: Tensor, g: Tensor, steps: int) -> None:
+        """Room for all steps is taken at the first."""
+        first, self.rank = self.rank, self.rank + a.shape[1]
+        if self.inputs is None or self.slopes is None:
+            self.inputs, self.slopes = _room(a, steps), _room(g, steps)
+        elif self.rank > self.inputs.shape[1]:
+            self.inputs = torch.cat([self.inputs[:, :first], _room(a, steps)], 1)
+            self.slopes = torch.cat([self.slopes[:, :first], _room(g, steps)], 1)
+        self.inputs[:, first : self.rank] = a
+        self.slopes[:, first : self.rank] = g
+        self.positions.append(a.shape[1])
 
     def _absorb_merged(self, a: Tensor, g: Tensor, pace: Pace) -> None:
-        if not self.inputs:
-            self.inputs, self.slopes = [a], [torch.zeros_like(g)]
+        if self.slopes is None:
+            self.inputs, self.slopes, self.rank = a, torch.zeros_like(g), a.shape[1]
             g = g.clone()  # it may be another layer's, too, and becomes the velocity
-        place = self.slopes[0]
-        slope = g.add(place, alpha=pace.pull) if pace.pull else g
+        slope = g.add(self.slopes, alpha=pace.pull) if pace.pull else g
         self.velocities = pace.follow(self.velocities, slope)
-        pace.walk(place, self.velocities)
+        pace.walk(self.slopes, self.velocities)
 
-    def _absorb_block(self, pace: Pace) -> None:
+    def _follow(self, pace: Pace) -> None:
         """d ← momentum·d + pull·c, 1 for the new block; c ← c − η·d."""
         clients, plan = len(pace.rates), pace.plan
         new = torch.zeros(clients, 1)
@@ -240,30 +251,32 @@ class Factors:
 
     def scaled(self) -> tuple[Tensor, Tensor]:
         """(A, G) with Δ_i = GᵢᵀAᵢ + γ_i·W: [clients, rank, in] and [clients, rank, out]."""
-        if self.merged:
-            return self.inputs[0], self.slopes[0]
-        assert self.coefficients is not None
-        parts = zip(self.slopes, self.coefficients.unbind(1), strict=True)
-        return torch.cat(self.inputs, 1), torch.cat([g * c[:, None, None] for g, c in parts], 1)
+        assert self.inputs is not None
+        assert self.slopes is not None
+        a, g = self.inputs[:, : self.rank], self.slopes[:, : self.rank]
+        if self.coefficients is None:
+            return a, g
+        each = torch.tensor(self.positions)
+        return a, g * self.coefficients.repeat_interleave(each, dim=1)[:, :, None]
 
     def finished(self, pace: Pace) -> Store:
         """What is read from in the end: written out unless the factors are few."""
         self.gamma = pace.gamma
-        if not self.inputs:
+        if self.inputs is None:
             return Decayed(self.shared, pace.gamma)
         return Rows(self.rows()) if worth_writing(self.rank, self.shared) else self
 
     def squares(self) -> Tensor:
         """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², and what rounding may have hidden of it."""
-        # In float32 the products would err by more than the margin of a bound.
-        a, g = (part.double() for part in self.scaled())
-        length = (a.norm(dim=2) * g.norm(dim=2)).sum(dim=1)
-        if self.rank == 1:
-            total = length.square()
-        else:
-            products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
-            total = products.sum(dim=(1, 2))
-        if self.gamma is not None and bool((self.gamma != 0).any()):
+        a, g = self.scaled()
+        length = (lengths(a) * lengths(g)).sum(dim=1)
+        decayed = self.gamma is not None and bool((self.gamma != 0).any())
+        if self.rank == 1 and not decayed:
+            return length.square() * (1 + ROUNDING)
+        a, g = a.double(), g.double()  # float32 would err by more than the margin of a bound
+        products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
+        total = products.sum(dim=(1, 2))
+        if self.gamma is not None and decayed:
             gamma, size = self.gamma.double(), self.shared.double().norm()
             crossed = ((a @ self.shared.double().T) * g).sum(dim=(1, 2))
             total = total + 2 * gamma * crossed + gamma.square() * size.square()
@@ -276,8 +289,9 @@ class Factors:
         a, g = self.scaled()
         a, g = (a, g) if len(used) == len(a) else (a[used], g[used])
         summed = (g * scale[:, None, None]).flatten(0, 1).T @ a.flatten(0, 1)
-        if self.gamma is not None:
-            summed = summed.add_(self.shared, alpha=float(scale @ self.gamma[used]))
+        decayed = 0.0 if self.gamma is None else float(scale @ self.gamma[used])
+        if decayed:
+            summed.add_(self.shared, alpha=decayed)
         return summed.flatten()
 
     def rows(self) -> Tensor:
@@ -308,6 +322,11 @@ class Decayed:
     def rows(self) -> Tensor:
         """Multiplied out."""
         return self.gamma[:, None] * self.shared.flatten()
+
+
+def _room(block: Tensor, steps: int) -> Tensor:
+    """For the like of a block [clients, positions, size] in every step."""
+    return torch.empty(block.shape[0], block.shape[1] * steps, block.shape[2])
 
 
 def worth_writing(rank: int, weight: Tensor) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor
 from fedveil.data.federated import Federated
 from fedveil.parts.local import Plan
 
+CACHED = 2**18  # numbers that stay in a core's cache in float64
+
 
 class Updates(Protocol):
     """The reports u_i of a group of clients."""
@@ -28,6 +30,16 @@ class Updates(Protocol):
 
     def affine(self, scale: float, share: float, x: Tensor) -> Updates:
         """scale·u_i + share·x."""
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """‖row‖₂ along the last axis in float64; some rows at a time, as many as a cache holds."""
+    some = max(1, CACHED // max(1, rows[:1].numel()))
+    parts: list[Tensor] = [
+        torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
+        for part in torch.split(rows, some)
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class DenseUpdates:
@@ -47,8 +59,7 @@ class DenseUpdates:
 
     def norms(self) -> Tensor:
         """In float64, where no float32 row overflows."""
-        norms: Tensor = torch.linalg.vector_norm(self._rows, dim=1, dtype=torch.float64)
-        return norms
+        return lengths(self._rows)
 
     def weighted_sum(self, scale: Tensor) -> Tensor:
         """One matrix-vector product over the rows that count."""
@@ -78,17 +89,32 @@ class Group:
     clients: np.ndarray
     plan: Plan
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [clients, width, …], labels [clients, width, …], mask [clients, width].
+    @property
+    def sizes(self) -> Tensor:
+        """Examples of each of them."""
+        return self.data.sizes[torch.from_numpy(self.clients)]
 
-        A shorter batch is filled up with its own first example, so that no other example can
-        disturb it.
-        """
-        index = self.plan.index[:, 0 if self.plan.repeated else step]
-        mask = index >= 0
+    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs [clients, width, …], labels [clients, width, …], mask [clients, width]."""
         starts = self.data.offsets[torch.from_numpy(self.clients)]
-        positions = starts[:, None] + torch.where(mask, index, index[:, :1].clamp_min(0))
-        return self.data.inputs[positions], self.data.labels[positions], mask.float()
+        rows, mask = self.plan.positions(starts, step)
+        return taken(self.data.inputs, rows), taken(self.data.labels, rows), mask
+
+    def together(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All examples of these clients: inputs [n, …], labels [n, …], and where each begins."""
+        clients = torch.from_numpy(self.clients)
+        sizes, starts = self.sizes, self.data.offsets[clients]
+        ends = sizes.cumsum(0)
+        rows = torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
+        return taken(self.data.inputs, rows), taken(self.data.labels, rows), ends - sizes
+
+
+def taken(examples: Tensor, rows: Tensor) -> Tensor:
+    """examples[rows], each example copied as one piece of memory."""
+    if not isinstance(examples, Tensor):
+        return examples[rows]
+    flat = examples.reshape(len(examples), -1).index_select(0, rows.flatten())
+    return flat.view(*rows.shape, *examples.shape[1:])
 
 
 class Engine(Protocol):

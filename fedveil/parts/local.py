@@ -46,6 +46,20 @@ class Plan:
         """Whether all steps use one and the same batch."""
         return self.index.shape[1] == 1
 
+    def revisits(self, sizes: Tensor) -> bool:
+        """Whether clients of these sizes see their examples twice and more."""
+        return int((self.index >= 0).sum()) >= 2 * int(sizes.sum())
+
+    def positions(self, starts: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """A step's examples, where client i's begin at starts[i], and which are not padding.
+
+        A shorter batch is filled up with its own first example, so that no other example can
+        disturb it.
+        """
+        index = self.index[:, 0 if self.repeated else step]
+        mask = index >= 0
+        return starts[:, None] + torch.where(mask, index, index[:, :1].clamp_min(0)), mask.float()
+
     def group(self, start: int, stop: int) -> Plan:
         """The plan of clients start..stop−1, without padding that none of them needs."""
         index, rates = self.index[start:stop], self.rates[start:stop]

@@ -19,6 +19,7 @@ from fedveil.errors import UserError
 from fedveil.parts.checks import positive
 from fedveil.privacy import events
 from fedveil.privacy.norms import Norms
+from fedveil.samplers import normals
 
 Place = Literal["server", "client"]
 Amount = TypeVar("Amount", int, float)
@@ -158,7 +159,7 @@ class Gaussian(_OnTheSum):
     ) -> Tensor:
         """One Gaussian vector; shares of arrived clients and of the top-up add up to it."""
         shares = max(arrived / expected, 1.0) if self.at == "client" else 1.0
-        unit = torch.from_numpy(rng.standard_normal(message.dim))
+        unit = torch.from_numpy(normals(message.dim, rng))
         return unit.mul_(self.deviation(message) * math.sqrt(shares))
 
     def event(

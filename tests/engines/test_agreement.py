@@ -11,7 +11,7 @@ from torch import nn
 
 from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
-from fedveil.engines.choose import choose
+from fedveil.engines.choose import BETTER, choose
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
@@ -137,24 +137,22 @@ class Recurrent(nn.Module):
 def test_a_module_that_cannot_be_stacked_falls_to_the_loop(caplog) -> None:
     caplog.set_level("INFO", logger="fedveil")
     data = population()
-    engine = choose("auto", Task(Recurrent(), "cross_entropy"), data)
-    assert engine.name == "loop"
-    assert "does not run stacked" in caplog.text
+    choice = choose("auto", Task(Recurrent(), "cross_entropy"), data)
+    assert choice.engine.name == "loop"
+    assert "alone serves" in choice.reason
+    assert "not engine factored, since" in caplog.text
+    assert "not engine dense, since" in caplog.text
 
 
-def test_auto_takes_factored_where_it_runs_and_unknown_engines_are_refused() -> None:
+def test_auto_takes_an_engine_that_a_trial_found_quick_and_unknown_ones_are_refused() -> None:
     data = population()
     task = Task(build("softmax", data, torch.Generator()), "cross_entropy")
-    assert choose("auto", task, data).name == "factored"
-    many = Federated(
-        "many",
-        data.inputs.repeat(5, 1, 1, 1),
-        data.labels.repeat(5),
-        data.offsets * 5,
-        data.test,
-        3,
-    )
-    assert choose("auto", task, many).name == "dense"
+    choice = choose("auto", task, data, SGD(Constant(0.1), steps=20))
+    assert choice.engine.name in choice.seconds
+    quick = min(choice.seconds.values())
+    assert choice.seconds[choice.engine.name] <= BETTER * quick
+    assert all(f"{name} {1e3 * took:.3g} ms" in choice.reason
+               for name, took in choice.seconds.items())  # fmt: skip
     with pytest.raises(UserError, match="There is no engine 'dens'; did you mean 'dense'"):
         choose("dens", task, data)
 

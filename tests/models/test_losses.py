@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from fedveil.models.losses import LOSSES, correct
+from fedveil.models.losses import LOSSES, SLOPES, correct
 
 
 def test_cross_entropy_of_equal_logits_is_the_log_of_the_classes() -> None:
@@ -28,3 +29,18 @@ def test_correct_counts_examples_and_positions() -> None:
     outputs = torch.tensor([[1.0, 2.0], [3.0, 1.0]])
     assert correct(outputs, torch.tensor([1, 1])).tolist() == [1.0, 0.0]
     assert correct(outputs[None], torch.tensor([[1, 1]])).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "length"), [("cross_entropy", None), ("cross_entropy", 4), ("half_squared", None)]
+)
+def test_slopes_are_the_gradients_of_weighted_losses(name: str, length: int | None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    shape = (6,) if length is None else (6, length)
+    classes = (5,) if name == "cross_entropy" else (1,)
+    outputs = torch.randn(*shape, *classes, generator=generator, requires_grad=True)
+    labels = torch.randint(5, shape, generator=generator)
+    targets = labels if name == "cross_entropy" else labels.float()
+    weights = torch.rand(6, generator=generator)
+    (expected,) = torch.autograd.grad((LOSSES[name](outputs, targets) * weights).sum(), outputs)
+    assert torch.allclose(SLOPES[name](outputs.detach(), targets, weights), expected, atol=1e-6)

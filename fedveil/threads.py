@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -26,7 +27,7 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
     if threads < 2:
         yield from map(work, items)
         return
-    with _one_thread_each():
+    with one_thread_each():
         waiting: deque[Future[Answer]] = deque()
         try:
             for item in items:
@@ -40,8 +41,22 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
                 rest.cancel()
 
 
+def equal_shares(count: int, most: int) -> list[slice]:
+    """0 … count − 1 in shares of at most so many, as many for each thread as for the others.
+
+    >>> with one_thread_each():
+    ...     equal_shares(5, 3)
+    [slice(0, 2, None), slice(2, 5, None)]
+    """
+    threads = torch.get_num_threads()
+    shares = min(count, threads * -(-count // (threads * most)))
+    ends = [count * share // shares for share in range(shares + 1)] if shares else []
+    return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
+def one_thread_each() -> Iterator[None]:
+    """Kernels of this thread run on one core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
