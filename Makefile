@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format setup data docs bench clean
+.PHONY: demo test check format setup data docs bench guard clean
 
 demo: setup data
 	$(BIN)/fedveil train examples/fashion-mnist.toml
@@ -29,6 +29,9 @@ docs: setup
 
 bench: setup data
 	$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)
+
+guard: setup
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -q benchmarks/test_ratios.py
 
 setup: $(READY)
 

@@ -630,3 +630,28 @@ def test_clients_that_add_noise_have_a_guarantee_for_their_messages(run: Run) ->
 
 def test_the_version(run: Run) -> None:
     assert run("--version").out.startswith("fedveil 0.")
+
+
+# How quick it is
+
+
+def test_bench_times_every_engine_and_says_which_one_auto_takes(run: Run) -> None:
+    out = trained(run("bench", *DIGITS, "--rounds", 1)).out
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    for engine in ("factored", "dense", "loop"):
+        assert "s a round, in groups of up to" in lines[engine]
+    assert lines["auto"].split()[2].rstrip(":") in ("factored", "dense", "loop")
+    assert "a client's step took" in lines["auto"] or "alone serves" in lines["auto"]
+
+
+def test_bench_refuses_to_time_nothing(refused: Refused) -> None:
+    assert "at least one round" in refused("bench", *DIGITS, "--rounds", 0)
+
+
+def test_the_engine_and_why_it_was_taken_are_in_the_record(run: Run) -> None:
+    trained(run("train", *PLAIN, "--rounds", 1, "--out", "a"))
+    summary = json.loads(Path("a/summary.json").read_text())
+    assert summary["engine"] in ("factored", "dense", "loop")
+    assert "trial" in summary["engine_reason"] or "alone" in summary["engine_reason"]
+    trained(run("train", *PLAIN, "--engine", "loop", "--rounds", 1, "--out", "b"))
+    assert json.loads(Path("b/summary.json").read_text())["engine_reason"] == "asked for"
