@@ -32,11 +32,9 @@ class DenseEngine:
         start = self.task.unflatten(x)
         stacked: Parameters = {}
         velocity: Parameters = {}
-        batch = group.batch(0) if group.plan.repeated else None
-        for step in range(group.plan.steps):
-            inputs, labels, mask = batch or group.batch(step)
+        for step, batch in enumerate(group.steps()):
             gradient = vmap(grad(self.task.loss), in_dims=(0 if stacked else None, 0, 0, 0))
-            gradients = gradient(stacked or start, inputs, labels, mask)
+            gradients = gradient(stacked or start, *batch)
             stacked = stacked or _copies(start, len(group.clients))
             _walk(stacked, gradients, velocity, start, group, step)
         return DenseUpdates(_differences(stacked, start, len(group.clients)))

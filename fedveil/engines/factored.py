@@ -30,6 +30,7 @@ from fedveil.engines.updates import DenseUpdates, Group, Updates
 from fedveil.parts.local import Plan
 
 GROUP_NUMBERS = 2**25  # parameters and activations of a group: 128 MB
+GROUP_WEIGHTS = 2**21  # of these, weights of clients that are written out: 8 MB
 MOST = 1024  # clients of a group
 FEW = 4  # examples of a client whose linear layers stay factors
 
@@ -50,8 +51,8 @@ class FactoredEngine:
     def sized(cls, task: Task, cost: Cost, width: int) -> FactoredEngine:
         """Groups as large as memory allows, for clients whose batches have up to this width."""
         written = task.dim - cost.linear if width <= FEW else task.dim
-        each = 2 * written + width * cost.numbers
-        return cls(task, max(1, min(MOST, GROUP_NUMBERS // max(1, each))))
+        room = GROUP_NUMBERS // max(1, 2 * written + width * cost.numbers)
+        return cls(task, max(1, min(MOST, room, GROUP_WEIGHTS // max(1, written))))
 
     def updates(self, x: Tensor, group: Group) -> Updates:
         """The plan's steps: forward, backward, walk."""
@@ -59,23 +60,21 @@ class FactoredEngine:
         pace = Pace.start(plan)
         module, names = self.task.here()
         work = _Group(module, names, start, len(group.clients), plan.repeated)
-        for inputs, labels, mask in work.batches(group):
-            self._differentiate(work, pace, inputs, labels, mask)
+        for inputs, labels, weights in work.batches(group):
+            self._differentiate(work, pace, inputs, labels, weights)
             for layer in work.layers.values():
                 layer.absorb(pace)
             pace.advance()
         return FactoredUpdates(tuple(_stores(work, start, pace)), len(group.clients))
 
     def _differentiate(
-        self, work: _Group, pace: Pace, inputs: Tensor, labels: Tensor, mask: Tensor
+        self, work: _Group, pace: Pace, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> None:
         """Leave the gradients of each client's mean loss with the layers."""
         with torch.enable_grad(), _Interception(work, pace):
             outputs = work.module(inputs)
-        weights = mask / mask.sum(dim=1, keepdim=True).clamp_min(1.0)
         if outputs.requires_grad:
-            slope = self.task.slope_of_losses(outputs.detach(), labels, weights.flatten())
-            outputs.backward(slope)
+            outputs.backward(self.task.slope_of_losses(outputs.detach(), labels, weights))
 
 
 @dataclass
@@ -94,19 +93,17 @@ class _Group:
     source: Source | None = None  # of the batch of this step
 
     def batches(self, group: Group) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Each step's inputs [clients·width, …], labels [clients·width, …], mask."""
+        """Each step's inputs [clients·width, …], labels and weights likewise."""
         if self.repeated or not group.plan.revisits(group.sizes):
-            batch = group.batch(0) if self.repeated else None
-            for step in range(group.plan.steps):
-                inputs, labels, mask = batch or group.batch(step)
-                yield inputs.flatten(0, 1), labels.flatten(0, 1), mask
+            for batch in group.steps():
+                inputs, labels, weights = (part.flatten(0, 1) for part in batch)
+                yield inputs, labels, weights
             return
-        inputs, labels, starts = group.together()
-        for step in range(group.plan.steps):
-            positions, mask = group.plan.positions(starts, step)
-            rows = positions.flatten()
-            self.source = Source(inputs, rows, inputs.index_select(0, rows))
-            yield self.source.batch, labels.index_select(0, rows), mask
+        examples, classes, starts = group.together()
+        rows, weights = (part.flatten(1) for part in group.plan.positions(starts))
+        for mine, shares in zip(rows, weights, strict=True):
+            self.source = Source(examples, mine, examples.index_select(0, mine))
+            yield self.source.batch, classes.index_select(0, mine), shares
 
     def count(self, func: Any, args: Any, output: Tensor) -> None:
         """What one use of a parameter costs."""
@@ -130,16 +127,17 @@ class _Group:
 class _Interception(TorchFunctionMode):
     """Sends parameterised operations to their layers, and lets everything else pass."""
 
-    def __init__(self, work: _Group, pace: Pace) -> None:
+    def __init__(self, work: _Group, pace: Pace, counting: bool = False) -> None:
         super().__init__()
-        self.work, self.pace = work, pace
+        self.work, self.pace, self.counting = work, pace, counting
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         handler = HANDLERS.get(func)
         if handler is not None:
             output = handler(self, *args, **kwargs)
-            self.work.count(func, args, output)
+            if self.counting:
+                self.work.count(func, args, output)
             return output
         for leaf in _tensors((args, kwargs)):
             name = self.work.name_of(leaf)
@@ -162,7 +160,7 @@ def cost(task: Task, example: Tensor) -> Cost:
     module, names = task.here()
     work = _Group(module, names, task.unflatten(task.flatten()), 1, repeated=False)
     pace = Pace.start(Plan(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1)))
-    with torch.no_grad(), _Interception(work, pace):
+    with torch.no_grad(), _Interception(work, pace, counting=True):
         module(example)
     layers = [layer for layer in work.layers.values() if isinstance(layer, LinearLayer)]
     linear = sum(layer.weight.numel() for layer in layers)

@@ -30,19 +30,18 @@ class LoopEngine:
         plan = group.plan.group(client, client + 1)
         alone = Group(group.data, group.clients[client : client + 1], plan)
         y, velocity = x.clone(), torch.zeros_like(x)
-        batch = alone.batch(0) if plan.repeated else None
-        for step in range(plan.steps):
-            inputs, labels, mask = (part[0] for part in batch or alone.batch(step))
-            slope = self._gradient(y, inputs, labels, mask)
+        for step, batch in enumerate(alone.steps()):
+            inputs, labels, weights = (part[0] for part in batch)
+            slope = self._gradient(y, inputs, labels, weights)
             slope = slope + plan.weight_decay * y + plan.proximal * (y - x)
             velocity = plan.momentum * velocity + slope
             y = y - float(plan.rates[0, step]) * velocity
         return y - x
 
-    def _gradient(self, y: Tensor, inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    def _gradient(self, y: Tensor, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         leaves: Parameters = {
             name: leaf.detach().requires_grad_() for name, leaf in self.task.unflatten(y).items()
         }
-        loss = self.task.loss(leaves, inputs, labels, mask)
+        loss = self.task.loss(leaves, inputs, labels, weights)
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return torch.cat([part.reshape(-1) for part in gradients])

@@ -104,10 +104,12 @@ class Task:
         answer: Tensor = functional_call(module, parameters, (inputs,))
         return answer
 
-    def loss(self, parameters: Parameters, inputs: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
-        """The mean loss of the examples that the mask keeps."""
+    def loss(
+        self, parameters: Parameters, inputs: Tensor, labels: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Σ weight·loss of a batch, its mean loss where the weights are equal shares."""
         losses = self.loss_of_examples(self.outputs(parameters, inputs), labels)
-        return (losses * mask).sum() / mask.sum().clamp_min(1.0)
+        return (losses * weights).sum()
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, examples: Examples, batch: int = 2000) -> tuple[float, float]:

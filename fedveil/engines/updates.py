@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -94,11 +95,17 @@ class Group:
         """Examples of each of them."""
         return self.data.sizes[torch.from_numpy(self.clients)]
 
-    def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [clients, width, …], labels [clients, width, …], mask [clients, width]."""
+    def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Of each step: inputs [clients, width, …], labels [clients, width, …], weights.
+
+        The weights of a client's batch add up to 1.
+        """
         starts = self.data.offsets[torch.from_numpy(self.clients)]
-        rows, mask = self.plan.positions(starts, step)
-        return taken(self.data.inputs, rows), taken(self.data.labels, rows), mask
+        rows, weights = self.plan.positions(starts)
+        times = self.plan.steps if self.plan.repeated else 1
+        for mine, shares in zip(rows, weights, strict=True):
+            batch = taken(self.data.inputs, mine), taken(self.data.labels, mine), shares
+            yield from repeat(batch, times)
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
         """All examples of these clients: inputs [n, …], labels [n, …], and where each begins."""

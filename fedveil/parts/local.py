@@ -50,15 +50,17 @@ class Plan:
         """Whether clients of these sizes see their examples twice and more."""
         return int((self.index >= 0).sum()) >= 2 * int(sizes.sum())
 
-    def positions(self, starts: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """A step's examples, where client i's begin at starts[i], and which are not padding.
+    def positions(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples of each step, where client i's begin at starts[i], and how they are weighted.
 
-        A shorter batch is filled up with its own first example, so that no other example can
-        disturb it.
+        [steps or 1, clients, width] both; the weights of a batch add up to 1. A shorter batch is
+        filled up with its own first example, so that no other example can disturb it.
         """
-        index = self.index[:, 0 if self.repeated else step]
-        mask = index >= 0
-        return starts[:, None] + torch.where(mask, index, index[:, :1].clamp_min(0)), mask.float()
+        index = self.index.transpose(0, 1)
+        inside = index >= 0
+        first = index[:, :, :1].clamp_min(0)
+        weights = inside / inside.sum(dim=2, keepdim=True).clamp_min(1)
+        return starts[:, None] + torch.where(inside, index, first), weights
 
     def group(self, start: int, stop: int) -> Plan:
         """The plan of clients start..stop−1, without padding that none of them needs."""

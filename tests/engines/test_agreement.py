@@ -212,11 +212,10 @@ def test_a_short_batch_is_filled_with_its_own_examples_only() -> None:
     plan = SGD(Constant(0.1), epochs=1, batch=4).plan(sizes, 0, np.random.default_rng(0))
     group = Group(data, np.arange(3), plan)
     fillings = 0
-    for step in range(plan.steps):
-        inputs, _, mask = group.batch(step)
+    for inputs, _, weights in group.steps():
         for client in range(3):
-            if mask[client].any():
-                filled = inputs[client][mask[client] == 0]
+            if weights[client].any():
+                filled = inputs[client][weights[client] == 0]
                 fillings += len(filled)
                 assert torch.equal(filled, inputs[client][:1].expand_as(filled))
     assert fillings > 0
