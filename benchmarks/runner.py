@@ -106,7 +106,7 @@ class Runner:
         left = self.deadline - time.monotonic()
         answer = execute(
             [str(python), str(CONTESTANTS / contestant.script), *self._arguments(contestant, one)],
-            environment(max(1, self.threads // contestant.processes)),
+            environment(max(1, self.threads // contestant.processes), contestant.ours),
             max(1.0, min(self.limit, left)),
         )
         return outcome(one.key, contestant, answer)
@@ -135,8 +135,8 @@ class Runner:
         return [*arguments, "--variant", variant]
 
 
-def environment(threads: int) -> dict[str, str]:
-    """So many threads for each process; nothing is sent out."""
+def environment(threads: int, ours: bool = False) -> dict[str, str]:
+    """So many threads for each process; nothing is sent out. Ours wait as `fedveil train` sets them."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         **os.environ,
@@ -146,6 +146,7 @@ def environment(threads: int) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "JAX_PLATFORMS": "cpu",
+        **({"OMP_WAIT_POLICY": "PASSIVE"} if ours else {}),
     }
 
 
