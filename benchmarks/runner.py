@@ -136,7 +136,7 @@ class Runner:
 
 
 def environment(threads: int, ours: bool = False) -> dict[str, str]:
-    """So many threads for each process; nothing is sent out. Ours wait as `fedveil train` sets them."""
+    """So many threads for each process, ours waiting as in `fedveil train`; nothing is sent out."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         **os.environ,
