@@ -60,6 +60,7 @@ class Settings(BaseModel):
     noise: Literal["seeded", "secure"] = "seeded"
     seed: int = 0
     engine: str = "auto"
+    engine_reason: str = ""  # why a run took its engine; kept when it is resumed
     evaluate_every: int | None = None
     recipe: dict[str, Any] | None = None  # resolved; used instead of algorithm and parameters
 
@@ -180,7 +181,7 @@ def prepare(settings: Settings, data: Federated | None = None) -> Training:
 
     recipe = resolve_recipe(settings)  # before the data: a mistake there should be heard at once
     data = load_data(settings.data) if data is None else data
-    return training.prepare(
+    prepared = training.prepare(
         recipe,
         data,
         settings.model or suggest(data),
@@ -193,6 +194,8 @@ def prepare(settings: Settings, data: Federated | None = None) -> Training:
         noise=settings.noise,
         per_round=settings.per_round,
     )
+    prepared.engine_reason = settings.engine_reason or prepared.engine_reason
+    return prepared
 
 
 def resolved(settings: Settings, training: Training) -> dict[str, Any]:
@@ -212,6 +215,7 @@ def resolved(settings: Settings, training: Training) -> dict[str, Any]:
         "model": settings.model or suggest(training.data),
         "delta": training.delta,
         "engine": training.engine.name,
+        "engine_reason": training.engine_reason,
         "evaluate_every": training.evaluate_every,
         "recipe": to_plain(training.recipe),
     }
