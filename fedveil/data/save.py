@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedveil.data.columns import Column
 from fedveil.data.federated import Examples, Federated, blocks
-from fedveil.data.saved import ABOUT, CHUNK, HEADER, Facts, Header, cuts, open_federated, raw
+from fedveil.data.saved import ABOUT, CHUNK, HEADER, Facts, Header, open_federated
 from fedveil.errors import UserError
 
 KINDS = get_args(Facts.model_fields["kind"].annotation)
@@ -75,17 +75,22 @@ def _save(
 def _pieces(data: Federated) -> Iterator[tuple[Examples, np.ndarray]]:
     """Whole clients, as many as make a chunk."""
     offsets, sizes = data.offsets.numpy(), data.sizes.numpy()
-    most = CHUNK // max(1, math.prod(data.inputs.shape[1:]))
-    for first, last in blocks(offsets, most):
+    for first, last in blocks(offsets, _fitting(data.inputs)):
         start, stop = int(offsets[first]), int(offsets[last])
         yield Examples(data.inputs[start:stop], data.labels[start:stop]), sizes[first:last]
 
 
 def _save_column(path: Path, column: Column) -> Facts:
+    step = _fitting(column)
     with _Sink(path) as sink:
-        for start, stop in cuts(column):
-            sink.add(column[start:stop])
+        for start in range(0, max(1, len(column)), step):  # once for none: even that has a shape
+            sink.add(column[start : start + step])
     return sink.facts()
+
+
+def _fitting(column: Column) -> int:
+    """How many entries make a chunk."""
+    return max(1, CHUNK // max(1, math.prod(column.shape[1:])))
 
 
 class _Sink:
@@ -110,7 +115,7 @@ class _Sink:
 
     def add(self, entries: Tensor) -> None:
         """More entries, of the kind and shape of those before."""
-        plain = entries.numpy()
+        plain = entries.contiguous().numpy()
         if self._like is None:
             self._like = plain[:0]
             self._write_head()
@@ -119,10 +124,14 @@ class _Sink:
                 f"{self._name} of kind {plain.dtype} and shape {plain.shape[1:]} came after some "
                 f"of kind {self._like.dtype} and shape {self._like.shape[1:]}; make them alike."
             )
-        self._file.write(raw(entries))
-        self._digest.update(raw(entries))
+        if plain.size:
+            self._take(plain)
+
+    def _take(self, plain: np.ndarray) -> None:
+        self._file.write(plain.data.cast("B"))
+        self._digest.update(plain.data.cast("B"))
         self._length += len(plain)
-        if plain.size and not entries.is_floating_point():
+        if np.issubdtype(plain.dtype, np.integer):
             ends = (int(plain.min()), int(plain.max()), *(self._span or ()))
             self._span = min(ends), max(ends)
 

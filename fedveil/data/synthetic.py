@@ -32,6 +32,7 @@ from fedveil.errors import UserError
 LATENT = 64  # random bytes of a class, a client and an example
 TEST = 10_000  # examples to test on
 MOST = 2**40  # examples to train on; those to test on come after all of them
+BLOCK = 2**12  # examples computed at once, so that what goes into them stays in the cache
 NOTE = "These data are made up by a formula, so nobody's privacy is at stake in them."
 
 _Words = NDArray[np.uint64]
@@ -86,10 +87,18 @@ class Population:
 
     def inputs(self, numbers: _Ints) -> Tensor:
         """x of these examples, [n, features]."""
+        x = torch.empty(len(numbers), self.features)
+        for start in range(0, len(numbers), BLOCK):
+            some = slice(start, start + BLOCK)
+            torch.mm(self._latent(numbers[some]), self._signs, out=x[some])
+        return x
+
+    def _latent(self, numbers: _Ints) -> Tensor:
+        """μ_y + ν_i + 3·ε_ij of these examples, [n, 64]."""
         codes = np.take(self._class_codes, self.labels(numbers), axis=0)
         codes += _codes(self._key("clients"), numbers // self.examples)
         codes += np.int16(3) * _codes(self._key("examples"), numbers)
-        return torch.from_numpy(codes).float() @ self._signs
+        return torch.from_numpy(codes).float()
 
     @cached_property
     def _class_codes(self) -> NDArray[np.int16]:
