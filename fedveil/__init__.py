@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from fedveil.data.describe import describe
     from fedveil.data.federated import Dataset, Examples, Federated
     from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
+    from fedveil.data.save import save_clients, save_federated
+    from fedveil.data.saved import open_federated, verify_federated
+    from fedveil.data.synthetic import synthetic
     from fedveil.data.table import load_table
     from fedveil.errors import UserError
     from fedveil.privacy.calibrate import Budget
@@ -41,6 +44,11 @@ _PUBLIC = {
     "Iid": "data.partition",
     "MajorityClasses": "data.partition",
     "Shards": "data.partition",
+    "save_clients": "data.save",
+    "save_federated": "data.save",
+    "open_federated": "data.saved",
+    "verify_federated": "data.saved",
+    "synthetic": "data.synthetic",
     "Budget": "privacy.calibrate",
     "Recipe": "recipe",
     "Result": "training",
@@ -82,7 +90,12 @@ __all__ = [
     "load_path",
     "load_table",
     "models",
+    "open_federated",
     "parts",
     "problems",
+    "save_clients",
+    "save_federated",
+    "synthetic",
     "train",
+    "verify_federated",
 ]

@@ -71,7 +71,8 @@ def train(
         str | None, typer.Option(help="See `fedveil datasets`; fashion-mnist if none.")
     ] = None,
     path: Annotated[
-        Path | None, typer.Option(help="Your own CSV or Parquet table, image folder or zip, text.")
+        Path | None,
+        typer.Option(help="Your own CSV or Parquet table, image folder or zip, text, saved data."),
     ] = None,
     client: Annotated[str | None, typer.Option(help="The table's column of clients.")] = None,
     label: Annotated[str | None, typer.Option(help="The table's column to predict.")] = None,
@@ -80,6 +81,10 @@ def train(
     ] = None,
     clients: Annotated[
         int | None, typer.Option(help="How many clients there are; 100 if not said.")
+    ] = None,
+    data_: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="A setting of the data: --data alpha=0.1 (repeatable)."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="A model's name, or package.module:Class of your own.")
@@ -112,9 +117,10 @@ def train(
     from fedveil.settings import read_settings
 
     parameters = dict(_assignment(text) for text in set_ or [])
+    settings_of_data = dict(_assignment(text, "--data", "alpha=0.1") for text in data_ or [])
     if noise_multiplier is not None:
         parameters["noise_multiplier"] = noise_multiplier
-    data = _given(
+    data = settings_of_data | _given(
         dataset=dataset,
         path=path,
         client=client,
@@ -201,11 +207,16 @@ def privacy(
 
 
 @app.command()
-def datasets() -> None:
-    """List the data sets by name, and whether they are here."""
+def datasets(
+    path: Annotated[Path | None, typer.Argument(help="A directory of saved data.")] = None,
+) -> None:
+    """List the data sets by name, and whether they are here; with a PATH, check and describe it."""
     from fedveil.data.catalog import CATALOG
     from fedveil.progress import entry
 
+    if path is not None:
+        _describe(path)
+        return
     for known in CATALOG.values():
         here = "here" if known.here() else "not here"
         entry(f"{known.name:17} {here}", known.summary, width=28)
@@ -214,6 +225,7 @@ def datasets() -> None:
     entry("Your own", "--path table.csv --client user_id --label y", width=28)
     entry("", "--path images.zip (or a directory) with a folder for each class", width=28)
     entry("", "--path roles.txt, a text of roles and what they say", width=28)
+    entry("", "--path saved, a directory made by fedveil.save_federated", width=28)
 
 
 @app.command()
@@ -236,6 +248,15 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
 
 
 app.command()(bench)
+
+
+def _describe(path: Path) -> None:
+    """Read all of a saved directory, and count its clients and classes."""
+    from fedveil.data.describe import describe
+    from fedveil.data.saved import open_federated, verify_federated
+
+    verify_federated(path)
+    print(f"{describe(open_federated(path))}\nEverything in {path} is as it was saved.")
 
 
 def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
@@ -337,7 +358,7 @@ def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
     return [*lines, "fedveil algorithms   what else could be trained"]
 
 
-def _assignment(text: str) -> tuple[str, Any]:
+def _assignment(text: str, flag: str = "--set", such: str = "clip=1.0") -> tuple[str, Any]:
     """`name=value` with the value as TOML has it, or as a word.
 
     >>> _assignment("clip=1.5"), _assignment("local=ig")
@@ -345,7 +366,7 @@ def _assignment(text: str) -> tuple[str, Any]:
     """
     name, sign, value = text.partition("=")
     if not sign or not name:
-        raise UserError(f"--set {text}: write it as name=value, such as --set clip=1.0.")
+        raise UserError(f"{flag} {text}: write it as name=value, such as {flag} {such}.")
     try:
         return name.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -33,12 +33,12 @@ class Problem:
 
     def loss(self, x: Tensor) -> float:
         """f(x), computed in float64."""
-        residuals = self.data.inputs.double() @ x.double() - self.data.labels.double()
+        residuals = self.data.inputs[:].double() @ x.double() - self.data.labels[:].double()
         return float(0.5 * (_weights(self.data) * residuals.square()).sum())
 
     def suboptimality(self, x: Tensor) -> float:
         """f(x) − f(x*) = ½(x − x*)ᵀ∇²f(x − x*).  Never negative, exact also near the optimum."""
-        moved = self.data.inputs.double() @ (x.double() - self.optimum)
+        moved = self.data.inputs[:].double() @ (x.double() - self.optimum)
         return float(0.5 * (_weights(self.data) * moved.square()).sum())
 
 
@@ -128,8 +128,8 @@ def _problem(
 def _least_squares(data: Federated) -> Tensor:
     # Solved on the float32 rows that training sees, so the gradient there is zero for those.
     roots = _weights(data).sqrt()
-    rows = (roots[:, None] * data.inputs.double()).numpy()
-    return torch.from_numpy(np.linalg.lstsq(rows, (roots * data.labels).numpy(), rcond=None)[0])
+    rows = (roots[:, None] * data.inputs[:].double()).numpy()
+    return torch.from_numpy(np.linalg.lstsq(rows, (roots * data.labels[:]).numpy(), rcond=None)[0])
 
 
 def _weights(data: Federated) -> Tensor:

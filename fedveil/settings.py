@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 2**20  # of a settings file
 DATASET = "fashion-mnist"  # where none is named
+SYNTHETIC = "synthetic"
 TABLES = (".csv", ".tsv", ".parquet")
 
 
@@ -30,15 +31,17 @@ class DataSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dataset: str | None = None  # a name from `fedveil datasets`
-    path: Path | None = None  # a table (CSV, Parquet), an image folder or zip, a text
+    path: Path | None = None  # a table (CSV, Parquet), image folder or zip, text, saved data
     client: str | None = None  # a table's columns
     label: str | None = None
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)  # public, of columns
     partition: str | None = None
     clients: int | None = None
     per_client: int = 5  # shards of a client
-    alpha: float = 0.5  # of the Dirichlet distribution
-    examples: int = 500  # of a client, for majority classes
+    alpha: float = 0.5  # of the Dirichlet distribution, also of synthetic data
+    examples: int | None = None  # of a client: 500 with majority classes, 20 in synthetic data
+    features: int | None = None  # of synthetic data: 784
+    classes: int | None = None  # of synthetic data: 10
     seed: int = Field(default=0, ge=0)
 
 
@@ -170,6 +173,17 @@ def _refuse_edited(settings: Settings, recipe: Recipe) -> None:
 
 def load_data(settings: DataSettings) -> Federated:
     """The data set, split over clients."""
+    from fedveil.data.saved import is_saved
+
+    if settings.path is None and settings.dataset == SYNTHETIC:
+        return _synthetic(settings)
+    if settings.features is not None or settings.classes is not None:
+        raise UserError(
+            f"features and classes are set for the data set '{SYNTHETIC}' only; others have their "
+            "own, so leave them out."
+        )
+    if settings.path is not None and settings.dataset is None and is_saved(settings.path):
+        return _opened(settings, settings.path)
     dataset = _load(settings)
     return dataset.split(_partitioner(settings, dataset), settings.seed)
 
@@ -256,6 +270,33 @@ def _load(settings: DataSettings) -> Dataset:
     )
 
 
+def _synthetic(settings: DataSettings) -> Federated:
+    from fedveil.data.synthetic import synthetic
+
+    _refuse_columns(settings, SYNTHETIC)
+    _refuse_dealing(SYNTHETIC, partition=settings.partition)
+    names = ("clients", "examples", "features", "classes", "alpha", "seed")
+    given = {name: getattr(settings, name) for name in names}
+    return synthetic(**{name: value for name, value in given.items() if value is not None})
+
+
+def _opened(settings: DataSettings, path: Path) -> Federated:
+    from fedveil.data.saved import open_federated
+
+    _refuse_columns(settings, path)
+    _refuse_dealing(str(path), partition=settings.partition, clients=settings.clients)
+    return open_federated(path)
+
+
+def _refuse_dealing(source: str, **settings: object) -> None:
+    """Data that are split over clients already are not split anew."""
+    given = [name for name, value in settings.items() if value is not None]
+    if given:
+        raise UserError(
+            f"{source} says itself whose an example is; leave {' and '.join(given)} out."
+        )
+
+
 def _refuse_columns(settings: DataSettings, source: object) -> None:
     if settings.client is not None or settings.label is not None:
         raise UserError(
@@ -281,6 +322,7 @@ def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:
             "client's rows together; leave partition out."
         )
     clients = 100 if settings.clients is None else settings.clients
+    examples = 500 if settings.examples is None else settings.examples
     if name == "key" and dataset.keys is None:
         raise UserError(
             f"'{dataset.name}' does not say which client an example belongs to; "
@@ -290,7 +332,7 @@ def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:
         "key": ByKey,
         "iid": lambda: Iid(clients),
         "shards": lambda: Shards(clients, settings.per_client),
-        "majority": lambda: MajorityClasses(clients, settings.examples),
+        "majority": lambda: MajorityClasses(clients, examples),
         "dirichlet": lambda: Dirichlet(clients, settings.alpha),
     }
     if name not in makers:

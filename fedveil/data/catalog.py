@@ -278,6 +278,12 @@ def _read_digits(place: Path) -> Dataset:
     return load_digits()
 
 
+def _read_synthetic(place: Path) -> Dataset:
+    from fedveil.data.synthetic import load_synthetic
+
+    return load_synthetic()
+
+
 _IDX = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _IDX_NAMES = tuple(f"{name}-ubyte" for name in _IDX)
 
@@ -400,6 +406,16 @@ _ENTRIES = (
         summary="1,797 handwritten digits, 8×8, 10 classes; comes with scikit-learn",
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI)",
         read=_read_digits,
+        bundled=True,
+    ),
+    Entry(
+        name="synthetic",
+        title="Synthetic",
+        summary="made up as it is used, for any number of clients; set clients, examples, features,"
+        " classes, alpha",
+        citation="The labels' law: Blackwell and MacQueen 1973, Ferguson distributions via Pólya "
+        "urn schemes",
+        read=_read_synthetic,
         bundled=True,
     ),
 )

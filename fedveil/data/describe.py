@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedveil.data.federated import Federated
+from fedveil.data.federated import Federated, blocks
+
+BLOCK = 2**18  # examples that are counted at once
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,18 @@ def describe(federated: Federated) -> ClientTable:
 
 
 def _classes(federated: Federated, sizes: np.ndarray) -> tuple[dict[int, int], tuple[int, ...]]:
-    labels = federated.labels.numpy()
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    """Some clients at a time, so that no more of the labels than theirs has to be in memory."""
+    labels, classes = federated.labels, federated.classes
+    if len(labels.shape) != 1 or labels.dtype.is_floating_point:
         return {}, ()
-    owner = np.repeat(np.arange(federated.clients), sizes)
-    pairs = np.unique(owner * federated.classes + labels)  # the pairs (client, class) that occur
-    distinct = np.bincount(pairs // federated.classes, minlength=federated.clients)
-    values, counts = np.unique(distinct, return_counts=True)
-    totals = np.bincount(labels, minlength=federated.classes)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True)), tuple(totals.tolist())
+    spread = np.zeros(classes + 1, dtype=np.int64)
+    totals = np.zeros(classes, dtype=np.int64)
+    for first, last in blocks(federated.offsets.numpy(), BLOCK):
+        mine = labels[int(federated.offsets[first]) : int(federated.offsets[last])].numpy()
+        owner = np.repeat(np.arange(last - first), sizes[first:last])
+        pairs = np.unique(owner * classes + mine)  # the pairs (client, class) that occur
+        distinct = np.bincount(pairs // classes, minlength=last - first)
+        spread += np.bincount(distinct, minlength=classes + 1)
+        totals += np.bincount(mine, minlength=classes)
+    counted = {number: int(clients) for number, clients in enumerate(spread) if clients}
+    return counted, tuple(totals.tolist())

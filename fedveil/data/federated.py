@@ -1,8 +1,9 @@
-"""Data as contiguous tensors: a `Dataset` before it is split, a `Federated` one after."""
+"""Data as contiguous columns: a `Dataset` before it is split, a `Federated` one after."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.columns import Column, digest, span
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 class Examples:
     """Inputs and labels side by side: `inputs[j]` belongs to `labels[j]`."""
 
-    inputs: Tensor  # [n, ...]: float32, or int64 for token ids
-    labels: Tensor  # [n]: int64 classes or float32 targets; [n, length] for sequences
+    inputs: Column  # [n, ...]: float32, or int64 for token ids
+    labels: Column  # [n]: int64 classes or float32 targets; [n, length] for sequences
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.labels):
@@ -59,7 +61,7 @@ class Dataset:
     def split(self, partitioner: Partitioner, seed: int = 0) -> Federated:
         """Give every client its examples; the same seed gives the same split."""
         rng = np.random.default_rng(seed)
-        assignment = partitioner.assign(self.train.labels.numpy(), self.keys, rng)
+        assignment = partitioner.assign(self.train.labels[:].numpy(), self.keys, rng)
         order = torch.from_numpy(assignment.order)
         return Federated(
             name=self.name,
@@ -79,8 +81,8 @@ class Federated:
     """Training examples lying client after client; client i owns [offsets[i], offsets[i+1])."""
 
     name: str
-    inputs: Tensor
-    labels: Tensor
+    inputs: Column
+    labels: Column
     offsets: Tensor
     test: Examples
     classes: int
@@ -120,12 +122,14 @@ class Federated:
         return Examples(self.inputs[start:stop], self.labels[start:stop])
 
     def fingerprint(self) -> str:
-        """SHA-256 of who owns which examples; the same for the same data in the same order."""
-        digest = hashlib.sha256(self.unit.encode())
+        """SHA-256 of who owns which examples; the same for the same data in the same order.
+
+        Data on demand are not read for it: their columns say what they are (`OnDemand.digest`).
+        """
+        whole = hashlib.sha256(self.unit.encode())
         for part in (self.offsets, self.inputs, self.labels):
-            digest.update(str((part.dtype, tuple(part.shape))).encode())
-            digest.update(part.contiguous().numpy().data)
-        return digest.hexdigest()
+            whole.update(f"{part.dtype} {tuple(part.shape)} {digest(part)}\n".encode())
+        return whole.hexdigest()
 
     def by_example(self) -> Federated:
         """The same data with every example a population member of its own (unit: example)."""
@@ -133,10 +137,24 @@ class Federated:
         return replace(self, offsets=offsets, unit="example")
 
 
-def _check_labels(name: str, labels: Tensor, classes: int, loss: str) -> None:
-    if loss != "cross_entropy" or labels.numel() == 0:
+def blocks(offsets: np.ndarray, examples: int) -> Iterator[tuple[int, int]]:
+    """(first, last) of whole clients first … last−1 with at most so many examples, or one client.
+
+    >>> list(blocks(np.array([0, 2, 4, 9, 10]), 4))
+    [(0, 2), (2, 3), (3, 4)]
+    """
+    first = 0
+    while first < len(offsets) - 1:
+        fit = int(np.searchsorted(offsets, offsets[first] + examples, side="right")) - 1
+        last = max(first + 1, fit)
+        yield first, last
+        first = last
+
+
+def _check_labels(name: str, labels: Column, classes: int, loss: str) -> None:
+    if loss != "cross_entropy" or 0 in labels.shape:
         return
-    low, high = int(labels.min()), int(labels.max())
+    low, high = span(labels)
     if low < 0 or high >= classes:
         raise UserError(
             f"'{name}' has labels from {low} to {high}, but {classes} classes mean "

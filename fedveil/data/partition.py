@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -243,11 +244,14 @@ def _filled(want: np.ndarray, left: np.ndarray, total: int) -> np.ndarray:
 def _feed_the_empty(owner: np.ndarray, clients: int) -> None:
     """Move one example from the largest client to each empty one, in place."""
     sizes = np.bincount(owner, minlength=clients)
+    starts = np.cumsum(sizes) - sizes
+    mine = np.argsort(owner, kind="stable")  # client after client
+    heap = [(-int(size), client) for client, size in enumerate(sizes) if size > 1]
+    heapq.heapify(heap)
     for empty in np.flatnonzero(sizes == 0):
-        donor = int(np.argmax(sizes))
-        owner[np.flatnonzero(owner == donor)[0]] = empty
-        sizes[donor] -= 1
-        sizes[empty] += 1
+        left, donor = heap[0]
+        owner[mine[starts[donor] + sizes[donor] + left]] = empty
+        heapq.heapreplace(heap, (left + 1, donor))
 
 
 def _check_count(name: str, value: int) -> None:

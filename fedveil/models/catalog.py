@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fedveil.data.columns import Column, span
 from fedveil.data.federated import Dataset, Federated
 from fedveil.errors import UserError, unknown
 from fedveil.models.alexnet import AlexNet
@@ -111,14 +112,14 @@ def suggest(data: Dataset | Federated) -> str:
     """The name of the plainest model that fits: softmax, lstm for token sequences, or linear."""
     if data.loss == "half_squared":
         return "linear"
-    return "softmax" if _inputs(data).is_floating_point() else "lstm"
+    return "softmax" if _inputs(data).dtype.is_floating_point else "lstm"
 
 
-def _inputs(data: Dataset | Federated) -> Tensor:
+def _inputs(data: Dataset | Federated) -> Column:
     return data.train.inputs if isinstance(data, Dataset) else data.inputs
 
 
-def _labels(data: Dataset | Federated) -> Tensor:
+def _labels(data: Dataset | Federated) -> Column:
     return data.train.labels if isinstance(data, Dataset) else data.labels
 
 
@@ -137,7 +138,7 @@ def _refuse_misfit(family: str, data: Dataset | Federated) -> None:
         )
     if family == "lstm":
         _refuse_no_tokens(data)
-    elif not _inputs(data).is_floating_point():
+    elif not _inputs(data).dtype.is_floating_point:
         raise UserError(
             f"The model '{family}' needs numbers, but the inputs of '{data.name}' are token ids; "
             "use the model 'lstm'."
@@ -146,16 +147,17 @@ def _refuse_misfit(family: str, data: Dataset | Federated) -> None:
 
 def _refuse_no_tokens(data: Dataset | Federated) -> None:
     inputs, labels = _inputs(data), _labels(data)
-    if inputs.is_floating_point() or inputs.dim() != 2 or labels.shape != inputs.shape:
+    if inputs.dtype.is_floating_point or len(inputs.shape) != 2 or labels.shape != inputs.shape:
         raise UserError(
             f"The model 'lstm' needs token ids [examples, length] with a label for every position, "
             f"but '{data.name}' has {str(inputs.dtype)[6:]} inputs of shape "
             f"{list(inputs.shape[1:])}; use the model 'softmax' or 'mlp'."
         )
-    if inputs.numel() and not 0 <= int(inputs.min()) <= int(inputs.max()) < data.classes:
+    low, high = (0, 0) if 0 in inputs.shape else span(inputs)
+    if low < 0 or high >= data.classes:
         raise UserError(
-            f"'{data.name}' has token ids from {int(inputs.min())} to {int(inputs.max())}, but a "
-            f"vocabulary of {data.classes} means ids from 0 to {data.classes - 1}; recode them."
+            f"'{data.name}' has token ids from {low} to {high}, but a vocabulary of "
+            f"{data.classes} means ids from 0 to {data.classes - 1}; recode them."
         )
 
 

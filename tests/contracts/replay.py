@@ -165,7 +165,7 @@ def copied(state: State) -> State:
     """The same state with client memory of its own, which rounds write to."""
     if state.memory is None:
         return replace(state)
-    everyone = np.arange(len(state.memory._rows))
+    everyone = np.arange(len(state.memory))
     memory = ClientMemory(len(everyone), len(state.x))
     memory[everyone] = state.memory[everyone]
     return replace(state, memory=memory)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from fedveil.data.describe import describe
@@ -26,6 +27,17 @@ def test_counts() -> None:
         "clients by classes    1: 2, 3: 1\n"
         "examples per class    2, 1, 3"
     )
+
+
+def test_counting_block_by_block_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    labels, keys = torch.from_numpy(rng.integers(3, size=200)), np.sort(rng.integers(40, size=200))
+    federated = dataset(labels, keys.tolist()).split(ByKey())
+    at_once = describe(federated)
+    for block in (1, 7):
+        monkeypatch.setattr("fedveil.data.describe.BLOCK", block)
+        assert describe(federated) == at_once
+    assert sum(at_once.classes_per_client.values()) == federated.clients
 
 
 def test_sequences_have_no_classes() -> None:

@@ -15,6 +15,7 @@ from fedveil.data.partition import (
     MajorityClasses,
     Partitioner,
     Shards,
+    _feed_the_empty,
 )
 from fedveil.errors import UserError
 
@@ -115,6 +116,24 @@ def test_dirichlet_alpha_sets_the_skew() -> None:
 
     assert mean_classes(0.01) < 3
     assert mean_classes(100.0) == 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_empty_client_is_fed_by_the_largest_one_in_turn(seed: int) -> None:
+    owner = np.random.default_rng(seed).integers(6, size=40) ** 2
+    plain = owner.copy()
+    for empty in range(30):
+        if empty not in plain:
+            donor = int(np.argmax(np.bincount(plain, minlength=30)))
+            plain[np.flatnonzero(plain == donor)[0]] = empty
+    _feed_the_empty(owner, 30)
+    assert owner.tolist() == plain.tolist()
+
+
+def test_many_thousand_empty_clients_are_fed() -> None:
+    labels = np.arange(300_000) % 2
+    split = Dirichlet(200_000, 0.05).assign(labels, None, np.random.default_rng(0))
+    assert np.diff(split.offsets).min() == 1
 
 
 @given(

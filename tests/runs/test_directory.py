@@ -59,8 +59,8 @@ def test_a_checkpoint_comes_back(directory: RunDirectory) -> None:
 def test_client_memory_comes_back(directory: RunDirectory, share: float) -> None:
     """From RAM and from a memory-mapped file, which a share of 0 forces."""
     memory, fresh = ClientMemory(4, 3, share), ClientMemory(4, 3, share)
-    assert memory.mapped == (share == 0.0)
     memory[np.array([1, 3])] = torch.arange(6.0).reshape(2, 3)
+    assert memory.mapped == (share == 0.0)
     directory.save_checkpoint(state(7, memory))
     restored = directory.load_checkpoint(state(0, fresh)).memory
     assert restored is fresh

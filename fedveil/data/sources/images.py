@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
+import torch
 
 from fedveil.data.federated import Dataset, Examples
 from fedveil.data.sources.pixels import to_inputs, to_labels
@@ -46,7 +47,8 @@ def load_images(
     names = tuple(sorted({e.label for e in entries}))
     number = {name: i for i, name in enumerate(names)}
     every = Examples(to_inputs(pixels), to_labels(np.array([number[e.label] for e in entries])))
-    testing, more = _testing(entries, seed)
+    held, more = _testing(entries, seed)
+    testing = torch.from_numpy(held)
     train, test = (Examples(every.inputs[w], every.labels[w]) for w in (~testing, testing))
     return Dataset(path.stem, train, test, len(names), class_names=names, notes=notes + more)
 
