@@ -232,6 +232,8 @@ def _sum_of_messages(
     kind = torch.float64 if wire is None else torch.int64
     total = _Total(torch.zeros(dim, dtype=kind), wire=wire)
     work = _Work(recipe, bound, state, engine, key, wire)
+    if state.memory is not None:
+        state.memory.admit(workers)
 
     def messages(place: slice) -> _Total:
         group = Group(data, workers[place], plan.group(place.start, place.stop))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.columns import Column
 from fedveil.data.federated import Federated
 from fedveil.parts.local import Plan
 
@@ -116,7 +117,7 @@ class Group:
         return taken(self.data.inputs, rows), taken(self.data.labels, rows), ends - sizes
 
 
-def taken(examples: Tensor, rows: Tensor) -> Tensor:
+def taken(examples: Column, rows: Tensor) -> Tensor:
     """examples[rows], each example copied as one piece of memory."""
     if not isinstance(examples, Tensor):
         return examples[rows]

@@ -106,11 +106,15 @@ class ClientMemory:
         rows[known] = self._rows[place[known]]
         return torch.from_numpy(rows)
 
-    def __setitem__(self, clients: np.ndarray, rows: Tensor) -> None:
+    def admit(self, clients: np.ndarray) -> None:
+        """Room for these clients' rows, in this order; after that threads may set them at once."""
         new = clients[self._place[clients] < 0]
         self._reserve(self._count + len(new))
         self._place[new] = np.arange(self._count, self._count + len(new))
         self._count += len(new)
+
+    def __setitem__(self, clients: np.ndarray, rows: Tensor) -> None:
+        self.admit(clients)
         self._rows[self._place[clients]] = rows.numpy()
 
     def _reserve(self, count: int) -> None:

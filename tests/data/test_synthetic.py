@@ -185,7 +185,7 @@ def test_training_on_demand_gives_the_bits_of_training_on_stored_data(
     for data in (synthetic(**SMALL), stored(synthetic(**SMALL))):
         data = data.by_example() if recipe.unit == "example" else data
         task = Task(build("mlp-8", data, torch.Generator().manual_seed(0)), data.loss)
-        working = choose(engine, task, data)
+        working = choose(engine, task, data).engine
         state = begin(recipe, task.flatten(), data, 2, "key")
         for _ in range(2):
             state, _ = play_round(recipe, state, data, working, "key")
