@@ -71,6 +71,34 @@ def test_a_million_clients_are_described_and_trained_on_in_little_memory() -> No
     assert all(500 < count < 700 for count in found["participants"])
 
 
+MANY = """
+import resource
+import fedveil as fv
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+data = fv.synthetic(clients=10**6)
+for cohort in (200, 20_000):
+    recipe = fv.algorithms.dp_fedavg(clip=1.0, clients=cohort, steps=2, noise_multiplier=1.0)
+    run = fv.train(recipe, data, "softmax", rounds=1, engine="factored")
+    assert run.records[0].participants == cohort
+    print(peak())
+"""
+
+
+def test_memory_is_bounded_by_the_group_and_not_by_the_cohort() -> None:
+    """20,000 clients of 20 examples would be 1.2 GB of inputs, and their updates 0.6 GB."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", MANY],
+        capture_output=True, text=True, check=False, timeout=240, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    few, many = (float(line) for line in done.stdout.split())
+    assert many - few < 400
+
+
 @pytest.mark.parametrize("cohort", [FixedSize(600), FixedSize(600, cap=1), Poisson(6e-4, cap=1)])
 def test_a_million_clients_are_sampled_evenly_and_within_their_cap(
     cohort: FixedSize | Poisson,
