@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.audit import commands as audit_commands
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -232,6 +233,9 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
         entry("", text.citation, width=4)
         for line in text.parameters if name else [", ".join(text.names)]:
             entry("", line, width=4)
+
+
+audit_commands.register(app)
 
 
 def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
