@@ -200,17 +200,19 @@ def _claim_p(training: Training, guesses: guessing.Guesses, claimed: float, view
 def attendance_p(training: Training, taken: np.ndarray) -> float:
     """The p-value of how often canaries took part, if none did more often than was accounted.
 
-    All of them together, and the most frequent one. Fixed-size draws spread less than coins do.
+    All of them together, and how many came c times or more, for every c. Fixed-size draws spread
+    less than coins do.
     """
     from scipy.stats import binom
 
-    rounds, count, most = training.rounds, len(taken), int(taken.max())
-    if most > training.recipe.most(rounds):
+    rounds, count, rate = training.rounds, len(taken), accounted_rate(training)
+    if int(taken.max()) > training.recipe.most(rounds):
         return 0.0
-    rate = accounted_rate(training)
     together = float(binom.sf(int(taken.sum()) - 1, count * rounds, rate))
-    one = count * float(binom.sf(most - 1, rounds, rate))
-    return min(2 * min(together, one), 1.0)
+    times = np.arange(1, rounds + 1)
+    often = (taken[None, :] >= times[:, None]).sum(axis=1)
+    worst = float(binom.sf(often - 1, count, binom.sf(times - 1, rounds, rate)).min())
+    return min(2 * together, 2 * rounds * worst, 1.0)
 
 
 def accounted_rate(training: Training) -> float:

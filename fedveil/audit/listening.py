@@ -65,10 +65,10 @@ class Heard:
         if self.canaries.among(units)[0].all():
             self.noise.append(drawn)
 
-    def hears_release(self, change: Tensor, of_others: Any) -> None:
-        """The server's change of direction; `of_others` turns a mean into the same units."""
+    def hears_release(self, change: Tensor, rate: float) -> None:
+        """The server's change of direction, `rate` times the released mean."""
         others = torch.from_numpy(self._others) + self.engine.others
-        self.release = (change.double() - of_others(others / self.denominator)).numpy()
+        self.release = (change.double() - rate * others / self.denominator).numpy()
 
     def _next(self, what: str, units: np.ndarray, count: int) -> np.ndarray:
         start = self._passed[what]
@@ -103,9 +103,8 @@ class _Memory(_Overheard):
     def learn(self, remembered: Tensor, message: Tensor) -> Tensor:
         learned: Tensor = self.inner.learn(remembered, message)
         if message.dim() == 1:  # the server's side, from which all that is released follows
-            zero = torch.zeros_like(message).double()
             change = learned - remembered if self.inner.kept else learned
-            self.heard.hears_release(change, lambda mean: self.inner.learn(zero, mean))
+            self.heard.hears_release(change, self.inner.beta if self.inner.kept else 1.0)
         return learned
 
 
