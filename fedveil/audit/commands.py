@@ -45,7 +45,8 @@ def audit(
 
     from fedveil.progress import entry, waiting
 
-    flags = {name: value for name, value in (("rounds", rounds), ("seed", seed)) if value}
+    given = {"rounds": rounds, "seed": seed}
+    flags = {name: value for name, value in given.items() if value is not None}
     with waiting("Training with canaries …"):
         found = _audited(target, flags, canaries, kind, method, 1 - confidence)
     if as_json:

@@ -24,6 +24,7 @@ DELTA = 1e-5
 SLACK = 1e-3  # of a norm: float32 means
 NOISE_SLACK = 0.06  # of a deviation estimated from WIDE numbers: more than five errors
 COUNTS = 300  # rounds from which the noise of a count is estimated
+OWN = 0x0A4D17  # so that no aggregator's noise comes from the stream of the canaries
 SOON = 160  # rounds in which a threshold must come to the median
 
 
@@ -244,7 +245,7 @@ def audited(make: Make) -> tuple[bool, str]:
 
 def _aligned(aggregator: Aggregator, seed: int) -> bounds.Aligned:
     """One round in which a fifth are canaries with many examples, and the others send nothing."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, OWN])
     count = max(aggregator.cohort // 5, 1)
     canaries = rng.normal(size=(count, WIDE))
     canaries /= np.linalg.norm(canaries, axis=1, keepdims=True)
