@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
 from fedveil.errors import UserError
 
@@ -247,6 +248,7 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
             entry("", line, width=4)
 
 
+audit_commands.register(app)
 app.command()(bench)
 
 

@@ -1,0 +1,142 @@
+"""`fedveil audit` and `fedveil conform`. Heavy libraries are loaded when a command runs."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveil.audit.report import Audit
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this file."""
+    app.command()(audit)
+    app.command()(conform)
+
+
+def audit(
+    target: Annotated[Path, typer.Argument(help="A TOML file of settings, or a run's directory.")],
+    canaries: Annotated[int, typer.Option(help="Canary units to add to the population.")] = 500,
+    kind: Annotated[
+        str, typer.Option(help="direction, or mislabelled (where examples are protected).")
+    ] = "direction",
+    method: Annotated[str, typer.Option(help="auto, gaussian or one-run.")] = "auto",
+    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
+    rounds: Annotated[
+        int | None, typer.Option(help="Other than the settings say; noise is settled anew.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Other than the settings say.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Train once with canaries and bound ε from below, beside what is proven.
+
+    Ends with 1 if the run contradicts its proof. The model of an audited run is thrown away.
+    """
+    import json
+
+    from fedveil.progress import entry, waiting
+
+    given = {"rounds": rounds, "seed": seed}
+    flags = {name: value for name, value in given.items() if value is not None}
+    with waiting("Training with canaries …"):
+        found = _audited(target, flags, canaries, kind, method, 1 - confidence)
+    if as_json:
+        print(json.dumps(found.plain(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        for label, text in found.entries():
+            entry(label, text, width=13)
+    if found.alarm:
+        raise typer.Exit(1)
+
+
+def conform(
+    module: Annotated[str, typer.Argument(help="my_adapter.py or package.my_adapter.")],
+) -> None:
+    """Hold an aggregator to the contract it claims, through an adapter.
+
+    The module has a list AGGREGATORS of classes: see examples/flower_adapter.py. Ends with 1 if a
+    clause is not kept.
+    """
+    from fedveil.audit.conform import conform as checked
+    from fedveil.progress import entry
+
+    broken = 0
+    for make in aggregators(module):
+        entry(make().name, "", width=0)
+        for verdict in checked(make):
+            broken += not verdict.kept
+            entry("  kept" if verdict.kept else "  BROKEN", f"{verdict.clause}.", width=11)
+            entry("", f"{verdict.measured}.", width=11)
+    if broken:
+        raise typer.Exit(1)
+
+
+def _audited(
+    target: Path, flags: dict[str, Any], canaries: int, kind: Any, method: Any, alpha: float
+) -> Audit:
+    from fedveil.audit.run import audited, place_canaries
+    from fedveil.settings import (
+        load_data,
+        prepare,
+        read_settings,
+        refuse_unnamed_data,
+        resolve_recipe,
+    )
+
+    settings = read_settings(target / "recipe.toml" if target.is_dir() else target, flags)
+    refuse_unnamed_data(settings, f"{target}", "audit it from Python")
+    recipe = resolve_recipe(settings)
+    data = load_data(settings.data)
+    mixed, places = place_canaries(recipe, data, canaries, kind, settings.seed)
+    return audited(prepare(settings, mixed), places, kind, method, alpha)
+
+
+def aggregators(name: str) -> list[Any]:
+    """The classes in AGGREGATORS of a module, by its file or its dotted name."""
+    module = _imported(name)
+    found = getattr(module, "AGGREGATORS", None)
+    if not isinstance(found, list | tuple) or not found:
+        raise UserError(
+            f"The module '{name}' has no list AGGREGATORS of adapters; define one, as "
+            "examples/flower_adapter.py does."
+        )
+    for make in found:
+        missing = [
+            field
+            for field in ("name", "clip", "noise_multiplier", "cohort")
+            if not hasattr(make, field)
+        ]
+        if missing or not callable(make):
+            raise UserError(
+                f"An adapter of '{name}' does not say its {', '.join(missing) or 'name'}; give "
+                "name, clip, noise_multiplier and cohort as attributes of its class."
+            )
+    return list(found)
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        if not name.endswith(".py"):
+            return importlib.import_module(name)
+        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        return module
+    except Exception as problem:  # it is somebody else's code
+        why = str(problem).partition("\n")[0]
+        raise UserError(
+            f"Importing the adapter '{name}' failed with {type(problem).__name__}: {why}; correct "
+            "its name or that module."
+        ) from problem

@@ -1,0 +1,232 @@
+"""From what a run's canaries showed to lower bounds on ε and p-values of its proof."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from fedveil.audit import bounds, guessing
+from fedveil.audit.canaries import Canaries
+from fedveil.audit.listening import Heard
+from fedveil.audit.report import Bound, Finding
+from fedveil.parts.bound import AdaptiveClip
+from fedveil.privacy import accounting, events
+from fedveil.privacy.statement import VIEWS, guarantee
+from fedveil.recipe import View
+from fedveil.training import Training
+
+POINTS = 25  # of a claimed privacy profile
+TYPICAL = 30.0  # an ε beyond which more guesses do not help
+
+GAUSSIAN = (
+    "that noise is isotropic and Gaussian, that messages add up, and that cohorts are drawn as "
+    "accounted; what the others sent is known"
+)
+ONE_RUN = "nothing of the mechanism; fair coins put canaries in or left them out"
+CURVE = "fair coins, and a trade-off curve like that of a Gaussian release"
+
+
+class Seen:
+    """What a whole run showed of its canaries: alignments, scores by view, participations."""
+
+    def __init__(self, canaries: Canaries, ridge: float | None = None) -> None:
+        self.canaries = canaries
+        self.ridge = ridge  # tells canaries apart whose directions are alike
+        self.aligned: list[bounds.Aligned] = []
+        self.scores = {view: np.zeros(len(canaries.places)) for view in VIEWS}
+        self.taken = np.zeros(len(canaries.places), dtype=np.int64)
+
+    @property
+    def cosine(self) -> float:
+        """About the mean cosine of a canary with the releases that it took part in."""
+        return bounds.estimated_mu(self.aligned) / math.sqrt(self.canaries.dim)
+
+    def take_in(self, heard: Heard, directions: np.ndarray) -> None:
+        """One round: how canaries lie to what was released, and to their own messages."""
+        who = heard.who
+        self.taken[who] += 1
+        if heard.release is None or not np.isfinite(heard.release).all():
+            return
+        active = who[self.canaries.signs[who] > 0]
+        aligned = bounds.Aligned.of(directions[active].sum(axis=0, dtype=float), heard.release)
+        self.aligned += [] if aligned is None else [aligned]
+        size = float(np.linalg.norm(heard.release)) or 1.0
+        dots = directions @ (heard.release / size).astype(np.float32)
+        if self.ridge is not None:
+            alike = directions @ directions.T + self.ridge * np.eye(len(directions))
+            dots = np.linalg.solve(alike, dots)
+        self.scores["models"] += dots
+        self.scores["sum"][who] += dots[who]
+        for canary, message, noise in zip(who, heard.messages, heard.noise, strict=False):
+            self.scores["messages"][canary] += float(directions[canary] @ (message + noise))
+
+
+# ------------------------------------------------------------------------------ what is claimed
+
+
+def proven(training: Training, view: View) -> float:
+    """The ε that is claimed of this run, towards a view."""
+    size = (training.task.dim, training.data.clients, training.rounds)
+    return guarantee(training.recipe, *size, training.delta, view).epsilon
+
+
+def sum_release(training: Training, view: View) -> events.Release:
+    """What is claimed of one round's sum alone, without what an adaptive clip counts beside it."""
+    recipe, dim, population = training.recipe, training.task.dim, training.data.clients
+    if recipe.noise.at == "server" and view != "models":
+        return recipe.release(dim, population, view)
+    message = recipe.message(dim)
+    sensitivity = message.sensitivity(recipe.adjacency(view))
+    summands, expected = recipe.summands(population, view), recipe.cohort.expected(population)
+    return recipe.noise.event(message, sensitivity, summands, expected)
+
+
+def unaudited(training: Training, view: View) -> Finding | None:
+    """A view in which nothing is claimed, or nothing is simulated; None if there is something."""
+    claimed = proven(training, view)
+    if not math.isfinite(claimed):
+        release = training.recipe.release(training.task.dim, training.data.clients, view)
+        why = release.reason if isinstance(release, events.NonPrivate) else "ε is not finite"
+        return Finding(view, claimed, silent=f"nothing is proven, since {why}")
+    if view == "messages" and not training.recipe.noise.on_messages:
+        why = "clients' noise is drawn as one vector here, so no message is to be seen"
+        return Finding(view, claimed, silent=why)
+    return None
+
+
+def ridge(training: Training) -> float | None:
+    """(noise/message)² over a canary's chance to be in, as the best linear estimate has it."""
+    release = sum_release(training, "models")
+    if not isinstance(release, events.GaussianRelease):
+        return None
+    share = training.recipe.cohort.expected(training.data.clients) / training.data.clients
+    return (release.ratio * factor(training, "models")) ** 2 * 2 / share
+
+
+def factor(training: Training, view: View) -> float:
+    """By how many messages neighbours' sums differ: 1, or 2 where one is replaced."""
+    message = training.recipe.message(training.task.dim)
+    return message.sensitivity(training.recipe.adjacency(view)).l2 / message.l2
+
+
+# ------------------------------------------------------------------------------ Gaussian noise
+
+
+@dataclass
+class _Measured:
+    """A noise whose release is what was measured."""
+
+    inner: Any
+    ratio: float
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def event(self, *_: object) -> events.Release:
+        return events.GaussianRelease(self.ratio)
+
+
+def epsilon_at(training: Training, mu: float, view: View) -> float:
+    """ε of the run if a message stood μ deviations out of every round's noise, all else as it is.
+
+    Of the sum alone: what an adaptive clip counts beside it is not audited.
+    """
+    if mu <= 0:
+        return 0.0
+    recipe, bound = training.recipe, training.recipe.bound
+    if isinstance(bound, AdaptiveClip):
+        bound = bound.at(bound.start)
+    noise: Any = _Measured(recipe.noise, 1 / (mu * factor(training, view)))
+    measured = replace(recipe, noise=noise, bound=bound)
+    spent = measured.spent(training.task.dim, training.data.clients, training.rounds, view)
+    return accounting.epsilon(spent, training.delta)
+
+
+def by_alignment(training: Training, seen: Seen, view: View, alpha: float) -> Finding:
+    """The fixed-variance Gaussian bound: one canary's μ in one round, composed as accounted."""
+    if (nothing := unaudited(training, view)) is not None:
+        return nothing
+    release = sum_release(training, view)
+    assert isinstance(release, events.GaussianRelease)
+    lower = bounds.alignment_mu(seen.aligned, alpha)
+    return Finding(
+        view,
+        proven(training, view),
+        (Bound(epsilon_at(training, lower, view), "gaussian", GAUSSIAN),),
+        epsilon_at(training, bounds.estimated_mu(seen.aligned), view),
+        bounds.alignment_p(seen.aligned, 1 / (release.ratio * factor(training, view))),
+    )
+
+
+# ------------------------------------------------------------------------------ coins
+
+
+def by_guesses(training: Training, seen: Seen, view: View, alpha: float) -> Finding:
+    """One-run auditing: how many coins were guessed right, against what privacy allows."""
+    if (nothing := unaudited(training, view)) is not None:
+        return nothing
+    claimed, delta = proven(training, view), training.delta
+    expected = bounds.gaussian_mu(min(claimed, TYPICAL), delta)
+    made = guessing.number_of_guesses(len(seen.canaries.places), expected)
+    guesses = guessing.guess(seen.scores[view], seen.canaries.signs > 0, made)
+    curve = bounds.gaussian_epsilon(guessing.trade_off_mu(guesses, alpha), delta)
+    any_mechanism = guessing.one_run_epsilon(guesses, delta, alpha)
+    return Finding(
+        view,
+        claimed,
+        (Bound(any_mechanism, "one-run", ONE_RUN), Bound(curve, "f-DP", CURVE)),
+        p_value=_claim_p(training, guesses, claimed, view),
+    )
+
+
+def _claim_p(training: Training, guesses: guessing.Guesses, claimed: float, view: View) -> float:
+    """The p-value of the claim: by its (ε, δ) and by its whole profile, whichever says more."""
+    size = (training.task.dim, training.data.clients, training.rounds)
+    spent = training.recipe.spent(*size, view)
+    grid = np.linspace(0.0, min(1.5 * claimed, guessing.MOST), POINTS)
+    profile = [(float(e), accounting.delta(spent, float(e))) for e in grid]
+    single = guessing.profile_p(guesses, [(min(claimed, guessing.MOST), training.delta)])
+    whole = guessing.trade_off_p(guesses, guessing.profile_inverse(profile))
+    return min(2 * min(single, whole), 1.0)
+
+
+# ------------------------------------------------------------------------------ who took part
+
+
+def attendance_p(training: Training, taken: np.ndarray) -> float:
+    """The p-value of how often canaries took part, if none did more often than was accounted.
+
+    All of them together, and how many came c times or more, for every c. Fixed-size draws spread
+    less than coins do.
+    """
+    from scipy.stats import binom
+
+    rounds, count, rate = training.rounds, len(taken), accounted_rate(training)
+    if int(taken.max()) > training.recipe.most(rounds):
+        return 0.0
+    together = float(binom.sf(int(taken.sum()) - 1, count * rounds, rate))
+    times = np.arange(1, rounds + 1)
+    often = (taken[None, :] >= times[:, None]).sum(axis=1)
+    worst = float(binom.sf(often - 1, count, binom.sf(times - 1, rounds, rate)).min())
+    return min(2 * together, 2 * rounds * worst, 1.0)
+
+
+def accounted_rate(training: Training) -> float:
+    """The chance to take part that the accounting of models counts on; 1 where there is none."""
+    event = training.recipe.event(training.task.dim, training.data.clients, "models")
+    return max(_rates(event.ways if isinstance(event, events.Proven) else (event,)))
+
+
+def _rates(ways: tuple[events.Round, ...]) -> Iterator[float]:
+    for way in ways:
+        match way:
+            case events.PoissonSampled(rate):
+                yield min(rate, 1.0)
+            case events.SampledWithoutReplacement(cohort, population):
+                yield cohort / population
+            case _:
+                yield 1.0

@@ -1,0 +1,60 @@
+"""Planted bugs are noticed, every one; correct recipes raise no alarm, not one."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedveil.algorithms import ALGORITHMS
+from fedveil.data.catalog import load
+from fedveil.data.federated import Federated
+from fedveil.data.partition import Iid
+
+from ..contracts.examples import PRIVATE
+from .planted import LISTED, MORE, PLANTED, Planted, by_audit, by_noise, noticed
+
+SEEN_BY_AUDIT = {
+    "noise halved", "clip skipped", "weights by example count", "noise of σ/√d",
+    "noise of the mean on the sum", "a bound for each layer", "clip by the mean length",
+    "the clients' memory released", "a quantizer beyond its bound",
+    "the first clients in every round", "amplified at half the rate",
+}  # fmt: skip
+SEEN_BY_NOISE = {
+    "noise halved", "reused noise", "TDL with the paper's m sold as private",
+    "no noise on half of the model", "cut Laplace noise accounted as Gaussian",
+    "one seed for all clients' noise",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def crowd() -> Federated:
+    return load("digits").split(Iid(100))
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.mistake)
+def test_a_planted_bug_is_noticed(planted: Planted, crowd: Federated) -> None:
+    found = noticed(planted, crowd)
+    assert any(found.values()), f"nobody noticed: {planted.mistake}"
+    assert found["audit of a run"] or planted.mistake not in SEEN_BY_AUDIT
+    assert found["test of its noise"] or planted.mistake not in SEEN_BY_NOISE
+
+
+def test_the_list_and_ten_more_are_planted() -> None:
+    assert len(LISTED) == 10
+    assert len(MORE) >= 10
+    assert {planted.mistake for planted in PLANTED} >= SEEN_BY_AUDIT | SEEN_BY_NOISE
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_correct_recipe_raises_no_alarm(name: str, crowd: Federated) -> None:
+    assert not by_audit(PRIVATE[name], crowd)
+
+
+def test_correct_recipes_are_those_of_all_private_algorithms() -> None:
+    made = {recipe.name for recipe in PRIVATE.values()}
+    assert made == {name for name in ALGORITHMS if name.startswith("dp_") or "normec" in name}
+    assert len(PRIVATE) >= 12
+
+
+@pytest.mark.parametrize("name", ["dp_fedavg", "dp_norm_fedavg_discrete", "dp_fedavg secured"])
+def test_the_noise_of_a_correct_recipe_raises_no_alarm(name: str) -> None:
+    assert not by_noise(PRIVATE[name])
