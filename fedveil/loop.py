@@ -285,14 +285,17 @@ class _Work:
 
     def _quantized(self, rows: Tensor, clients: np.ndarray) -> Tensor:
         """Each client's message on the grid, if there is one, by a stream of its own."""
-        if not self.recipe.quantize.rows_needed:
-            return rows
-        norms, k = self.bound.norms(rows.shape[1]), self.state.round
+        quantize, norms = self.recipe.quantize, self.bound.norms(rows.shape[1])
+        if not quantize.rows_needed:
+            return quantize(rows, norms, self._stream("rounding"))
         each = [
-            self.recipe.quantize(row[None], norms, stream(self.key, k, f"rounding of {client}"))
+            quantize(row[None], norms, self._stream(f"rounding of {client}"))
             for row, client in zip(rows, clients, strict=True)
         ]
         return torch.cat(each)
+
+    def _stream(self, purpose: str) -> np.random.Generator:
+        return stream(self.key, self.state.round, purpose)
 
     def _as_numbers(self, quantized: Tensor) -> Tensor:
         """Messages as their clients remember them, before noise."""
@@ -313,9 +316,8 @@ class _Work:
 
     def _noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
         """Each client's own, from a stream of its own: [clients, dim]."""
-        message, k = self.recipe.message(dim, self.bound), self.state.round
-        each = self.recipe.noise.each
-        rows = [each(message, stream(self.key, k, f"noise of {client}")) for client in clients]
+        message, each = self.recipe.message(dim, self.bound), self.recipe.noise.each
+        rows = [each(message, self._stream(f"noise of {client}")) for client in clients]
         return np.stack(rows) if rows else np.zeros((0, dim), dtype=np.int64)
 
 
