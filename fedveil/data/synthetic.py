@@ -60,6 +60,7 @@ class Population:
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
                 raise UserError(f"synthetic: {name} is {value!r}; give a whole number, 1 or more.")
+            object.__setattr__(self, name, int(value))  # numpy's would print differently
         if self.clients * self.examples > MOST:
             raise UserError(
                 f"synthetic: {self.clients} clients of {self.examples} examples make more than "
@@ -201,14 +202,14 @@ def synthetic(
     <Federated synthetic: 1000000 clients, 20000000 examples, 10 classes>
     """
     law = Population(clients, examples, features, classes, float(alpha), seed)
-    count, tested = clients * examples, -(-MOST // examples) * examples
+    count, tested = law.clients * law.examples, -(-MOST // law.examples) * law.examples
     return Federated(
         name="synthetic",
         inputs=Inputs(law, 0, count),
         labels=Labels(law, 0, count),
-        offsets=torch.arange(clients + 1) * examples,
+        offsets=torch.arange(law.clients + 1) * law.examples,
         test=Examples(Inputs(law, tested, TEST), Labels(law, tested, TEST)),
-        classes=classes,
+        classes=law.classes,
         notes=(NOTE,),
     )
 
