@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
         "synthetic says itself whose an example is; leave partition out.",
     ),
     "columns of synthetic data": ((*SMALL, "--label", "y"), "synthetic is not a table"),
-    "no clients": (("--dataset", "synthetic", "--clients", 0), "clients is 0; give 1 or more."),
+    "no clients": (("--dataset", "synthetic", "--clients", 0), "clients is 0; give a whole number"),
     "features of other data": (
         ("--dataset", "digits", "--data", "features=3"),
         "features and classes are set for the data set 'synthetic' only",

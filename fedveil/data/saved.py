@@ -3,9 +3,10 @@
 Each column's SHA-256 is computed while it is written and kept in `federated.json`. Opening checks
 that file, all client offsets, and the kind, shape and length of every column; it trusts the rest.
 Bytes that were altered within inputs or labels are found by `verify_federated` only, which reads
-everything. Neither guards against one who rewrites a column and `federated.json` together. The
-files must not change while the data are in use. Pages that were read stay in memory as long as
-nothing else needs it; the operating system counts them to the process all the same.
+everything; until then they have the fingerprint, and a seeded run the noise, of what was written.
+Neither guards against one who rewrites a column and `federated.json` together. The files must not
+change while the data are in use. Pages that were read stay in memory for as long as nothing else
+needs it; the operating system counts them to the process all the same.
 """
 
 from __future__ import annotations

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -56,8 +57,10 @@ class Population:
 
     def __post_init__(self) -> None:
         for name in ("clients", "examples", "features", "classes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"synthetic: {name} is {getattr(self, name)}; give 1 or more.")
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise UserError(f"synthetic: {name} is {value!r}; give a whole number, 1 or more.")
+            object.__setattr__(self, name, int(value))  # numpy's would print differently
         if self.clients * self.examples > MOST:
             raise UserError(
                 f"synthetic: {self.clients} clients of {self.examples} examples make more than "
@@ -73,15 +76,15 @@ class Population:
         """
         new = self.alpha * self.classes
         source = numbers.copy()
-        open = np.arange(len(source))
-        while len(open):
-            now = source[open]
+        rest = np.arange(len(source))
+        while len(rest):
+            now = source[rest]
             earlier = now % self.examples
             drawn = _uniform(_words(self._key("urn"), now)) * (new + earlier)
             copied = (drawn >= new) & (earlier > 0)
             back = np.minimum((drawn[copied] - new).astype(np.int64), earlier[copied] - 1)
-            open, now, earlier = open[copied], now[copied], earlier[copied]
-            source[open] = now - earlier + back
+            rest, now, earlier = rest[copied], now[copied], earlier[copied]
+            source[rest] = now - earlier + back
         fresh = _words(self._key("classes"), source) % np.uint64(self.classes)
         return fresh.astype(np.int64)
 
@@ -134,7 +137,9 @@ class _Generated:
 
     def digest(self) -> str:
         """Of the formula and what goes into it: examples are not computed for it."""
-        return hashlib.sha256(f"synthetic population 1: {self!r}".encode()).hexdigest()
+        facts = [type(self).__name__, *astuple(self.population), self.first, self.count]
+        label = " ".join(["synthetic population 1:", *(str(fact) for fact in facts)])
+        return hashlib.sha256(label.encode()).hexdigest()
 
     def _numbers(self, index: Index) -> tuple[_Ints, torch.Size]:
         wanted = positions(index, self.count)
@@ -196,15 +201,15 @@ def synthetic(
     >>> synthetic(clients=1_000_000)
     <Federated synthetic: 1000000 clients, 20000000 examples, 10 classes>
     """
-    law = Population(clients, examples, features, classes, alpha, seed)
-    count, tested = clients * examples, -(-MOST // examples) * examples
+    law = Population(clients, examples, features, classes, float(alpha), seed)
+    count, tested = law.clients * law.examples, -(-MOST // law.examples) * law.examples
     return Federated(
         name="synthetic",
         inputs=Inputs(law, 0, count),
         labels=Labels(law, 0, count),
-        offsets=torch.arange(clients + 1) * examples,
+        offsets=torch.arange(law.clients + 1) * law.examples,
         test=Examples(Inputs(law, tested, TEST), Labels(law, tested, TEST)),
-        classes=classes,
+        classes=law.classes,
         notes=(NOTE,),
     )
 

@@ -90,6 +90,13 @@ def test_a_larger_population_begins_with_the_smaller_one() -> None:
     assert torch.equal(few.test.inputs[:50], many.test.inputs[:50])
 
 
+def test_no_test_example_is_trained_on() -> None:
+    data = synthetic(clients=50)
+    rows = {tuple(row) for row in data.inputs[:].tolist()}
+    assert len(rows) == 1000
+    assert rows.isdisjoint(tuple(row) for row in data.test.inputs[:1000].tolist())
+
+
 @pytest.mark.parametrize("field", [field.name for field in fields(Population)])
 def test_other_settings_are_other_data_with_another_fingerprint(field: str) -> None:
     plain = Population(**SMALL)
@@ -99,6 +106,8 @@ def test_other_settings_are_other_data_with_another_fingerprint(field: str) -> N
     )
     assert one.fingerprint() == synthetic(**SMALL).fingerprint()
     assert one.fingerprint() != two.fingerprint()
+    same = {name: np.int64(size) for name, size in SMALL.items()}
+    assert one.fingerprint() == synthetic(**same, alpha=0.5).fingerprint()
     if field in ("alpha", "seed"):
         assert not torch.equal(one.inputs[:], two.inputs[:])
 
@@ -221,7 +230,8 @@ def test_the_catalogue_has_a_small_one() -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"clients": 0}, "clients is 0; give 1 or more"),
+        ({"clients": 0}, "clients is 0; give a whole number, 1 or more"),
+        ({"clients": 1e6}, "clients is 1000000.0; give a whole number"),
         ({"examples": 0}, "examples is 0"),
         ({"features": -1}, "features is -1"),
         ({"classes": 0}, "classes is 0"),
