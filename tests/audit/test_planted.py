@@ -15,7 +15,7 @@ from .planted import LISTED, MORE, PLANTED, Planted, by_audit, by_noise, noticed
 SEEN_BY_AUDIT = {
     "noise halved", "clip skipped", "weights by example count", "noise of σ/√d",
     "noise of the mean on the sum", "a bound for each layer", "clip by the mean length",
-    "the clients' memory released", "a quantizer beyond its bound",
+    "the clients' memory released",
     "the first clients in every round", "amplified at half the rate",
 }  # fmt: skip
 SEEN_BY_NOISE = {

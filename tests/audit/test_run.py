@@ -31,7 +31,7 @@ EVERYONE = replace(algorithms.dp_fedavg(clip=0.3, steps=2, learning_rate=0.5), c
 
 
 def test_the_gaussian_bound_comes_close_to_what_is_proven(digits: Federated) -> None:
-    found = audit(EVERYONE, digits, rounds=4, epsilon=4.0, delta=DELTA, canaries=500, seed=2)
+    found = audit(EVERYONE, digits, rounds=4, epsilon=4.0, delta=DELTA, canaries=500, seed=3)
     models = found.towards("models")
     assert 3.97 < models.proven <= 4.0
     assert 3.6 < models.audited < models.proven
