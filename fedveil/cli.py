@@ -303,7 +303,6 @@ def _train_anew(settings: Settings, out: Path | None) -> None:
     refuse_unnamed_data(settings, "The settings file", "name them with --dataset or --path")
     if out is not None:
         refuse_taken(out)  # before the long work
-    settings = settings.model_copy(update={"engine_reason": ""})  # another run's, if any
     with _getting_ready():
         training = prepare(settings)
     if out is None:

@@ -76,6 +76,8 @@ RECIPE_FLAGS = {
 def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     """A file's settings with the flags on top; a changed recipe is resolved anew."""
     plain = {} if file is None else _read_toml(file)
+    if "engine" in flags:
+        plain.pop("engine_reason", None)
     for name in ("data", "parameters"):
         if not isinstance(plain.get(name, {}), dict):
             raise UserError(f"{file}: {name} must be a table, written [{name}].")
