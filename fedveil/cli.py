@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 import tomllib
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,8 @@ import typer
 
 from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
-from fedveil.errors import UserError
+from fedveil.errors import LostError, UserError
+from fedveil.ranks import end_at_once, one_voice, tells
 
 if TYPE_CHECKING:
     from fedveil.privacy.statement import Statement
@@ -32,18 +34,32 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run a command; bad input ends with one sentence and exit code 2, Ctrl-C with 130."""
+    """Run a command, and end."""
+    try:
+        _main()
+    except SystemExit as ended:
+        end_at_once(ended)
+        raise
+
+
+def _main() -> None:
+    """Run a command; bad input ends with one sentence and exit code 2, Ctrl-C with 130.
+
+    Of the processes that torchrun started one speaks; if one is lost, the others end with 1.
+    """
     for sink in (sys.stdout, sys.stderr):
         if isinstance(sink, io.TextIOWrapper):
             sink.reconfigure(errors="replace")  # an ε must not end a run on an ASCII terminal
     # Threads that wait asleep: spinning ones make a busy machine many times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        with one_voice():
+            app()
     except UserError as problem:
-        sentence = "".join(c if c.isprintable() else " " for c in str(problem))
-        print(f"fedveil: {sentence}", file=sys.stderr)
-        sys.exit(2)
+        if tells(problem):
+            sentence = "".join(c if c.isprintable() else " " for c in str(problem))
+            print(f"fedveil: {sentence}", file=sys.stderr)
+        sys.exit(1 if isinstance(problem, LostError) else 2)
 
 
 @app.callback(invoke_without_command=True)
@@ -297,32 +313,45 @@ def _stated(target: Path) -> tuple[str, Statement]:
 
 
 def _train_anew(settings: Settings, out: Path | None) -> None:
+    from fedveil import training as work
+    from fedveil.engines.processes import joined
     from fedveil.runs.directory import RunDirectory, refuse_taken
     from fedveil.settings import prepare, refuse_unnamed_data, resolved
 
-    refuse_unnamed_data(settings, "The settings file", "name them with --dataset or --path")
-    if out is not None:
-        refuse_taken(out)  # before the long work
-    with _getting_ready():
-        training = prepare(settings)
-    if out is None:
-        directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
-    else:
-        directory = RunDirectory.create(out)
-    directory.save_settings(resolved(settings, training))
-    _play(training, directory, settings)
+    with joined() as team:
+        refuse_unnamed_data(settings, "The settings file", "name them with --dataset or --path")
+        if out is not None and team.first:
+            refuse_taken(out)  # before the long work
+        with _getting_ready():
+            training = prepare(settings, team=team)
+        if not team.first:
+            with _resumable(out):
+                work.follow(training)
+            return
+        if out is None:
+            directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
+        else:
+            directory = RunDirectory.create(out)
+        directory.save_settings(resolved(settings, training))
+        _play(training, directory, settings)
 
 
 def _train_on(path: Path) -> None:
     from fedveil import training as work
+    from fedveil.engines.processes import joined
     from fedveil.runs.directory import RunDirectory
     from fedveil.settings import prepare, read_run
 
-    directory = RunDirectory.open(path)
-    settings = read_run(path / "recipe.toml")
-    with _getting_ready():
-        training = work.restore(prepare(settings), directory)
-    _play(training, directory, settings)
+    with joined() as team:
+        directory = RunDirectory.open(path)
+        settings = read_run(path / "recipe.toml")
+        with _getting_ready():
+            training = work.restore(prepare(settings, team=team), directory)
+        if team.first:
+            _play(training, directory, settings)
+            return
+        with _resumable(path):
+            work.follow(training)
 
 
 def _getting_ready() -> AbstractContextManager[object]:
@@ -339,24 +368,39 @@ def _play(training: Training, directory: RunDirectory, settings: Settings) -> No
     show_start(training)
     if training.finished:
         print("All rounds of this run are played already.")
-    with watcher() as watch:
+    with _resumable(directory.path), watcher() as watch:
         result = work.finish(training, directory, watch)
     show_summary(result, _advice(training, directory.path, settings))
     if not training.finished:
-        raise typer.Exit(130)
+        sys.exit(130)
 
 
 def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
     from fedveil.settings import resolve_recipe
 
     if not training.finished:
-        return [f"fedveil train --resume {shlex.quote(str(path))}   goes on where it stopped"]
+        return [f"{_resume(path)}   goes on where it stopped"]
     again = f"fedveil train {shlex.quote(str(path / 'recipe.toml'))}"
     lines = [f"{again} --seed {settings.seed + 1}   the same with another seed"]
     if training.budget is not None and not resolve_recipe(settings).noise.settled:
         other = training.budget.epsilon / 2
         lines.append(f"{again} --epsilon {other:g}   half the privacy budget")
     return [*lines, "fedveil algorithms   what else could be trained"]
+
+
+@contextmanager
+def _resumable(path: Path | None) -> Iterator[None]:
+    """Where a process of a run is lost, say how to go on."""
+    try:
+        yield
+    except LostError as problem:
+        command = _resume(path or Path("runs/…"))
+        problem.advice = f"go on from its last checkpoint with `{command}`"
+        raise
+
+
+def _resume(path: Path) -> str:
+    return f"fedveil train --resume {shlex.quote(str(path))}"
 
 
 def _assignment(text: str, flag: str = "--set", such: str = "clip=1.0") -> tuple[str, Any]:

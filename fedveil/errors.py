@@ -10,6 +10,18 @@ class UserError(ValueError):
     """Bad input. The message is one clear sentence; the command line prints it and exits with 2."""
 
 
+class LostError(UserError):
+    """A process of the run is gone, and the run ends with it: what happened; what to do."""
+
+    def __init__(self, what: str, teller: int = 0) -> None:
+        super().__init__(what)
+        self.advice = "start it again"
+        self.teller = teller  # the process that says it
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}; {self.advice}."
+
+
 def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     """The error for a name that is not in a list, with the nearest known name.
 

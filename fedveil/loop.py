@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
+from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
 from fedveil.parts.bound import AdaptiveClip, Bound
 from fedveil.parts.memory import ClientMemory
@@ -86,12 +87,12 @@ def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> 
 
 
 def play_round(
-    recipe: Recipe, state: State, data: Federated, engine: Engine, key: Key
+    recipe: Recipe, state: State, data: Federated, engine: Engine, key: Key, team: Team = ALONE
 ) -> tuple[State, Info]:
     """x_{k+1} = server(x_k, (Σ q_i + noise) / public denominator).
 
     Randomness comes from streams keyed by (key, round, purpose) and is consumed in client order,
-    so the result depends neither on grouping nor on the engine.
+    so the result depends neither on grouping nor on the engine nor on the number of processes.
     """
     k, x = state.round, state.x
     taken = None if state.taken is None else state.taken.numpy()
@@ -100,7 +101,7 @@ def play_round(
     if len(cohort) < recipe.least_arrivals(data.clients):
         return _void(recipe, state, taken_now, len(cohort))
     bound = _bound_of(recipe, state)
-    total = _sum_of_messages(recipe, bound, state, data, engine, cohort, key)
+    total = _sum_of_messages(recipe, bound, state, data, engine, cohort, key, team)
     denominator = recipe.cohort.expected(data.clients)
     message = recipe.message(len(x), bound)
     noise = recipe.noise.draw(message, len(cohort), denominator, stream(key, k, "noise"))
@@ -195,6 +196,29 @@ class _Total:
         self.norms += part.norms
         self.scales += part.scales
 
+    def add_up(self, team: Team, sends: np.ndarray, mine: slice) -> None:
+        """Become the total of all processes: d numbers, and two for each message.
+
+        What was seen of a message has a place of its own, which only its process fills; NaN for one
+        that was rejected.
+        """
+        team.add(self.sum)
+        if self.wire is not None:
+            self.received = np.zeros_like(self.sum) if self.received is None else self.received
+            team.add(torch.from_numpy(self.received))
+        first, count = int(sends[: mine.start].sum()), int(sends[mine].sum())
+        facts = torch.zeros(2 * int(sends.sum()) + 1, dtype=torch.float64)
+        facts[-1] = self.sent
+        seen = facts[:-1].view(2, -1)
+        seen[:, first : first + count] = torch.nan
+        if self.norms:
+            found = torch.stack([torch.cat(self.norms), torch.cat(self.scales)])
+            seen[:, first : first + found.shape[1]] = found
+        team.add(facts)
+        sound = ~seen[0].isnan()
+        self.norms, self.scales = [seen[0][sound]], [seen[1][sound]]
+        self.rejected, self.sent = int((~sound).sum()), int(facts[-1])
+
     def clean(self, message: Norms) -> Tensor:
         """Σ q_i, as numbers."""
         return _in_steps(self.sum, message)
@@ -222,6 +246,7 @@ def _sum_of_messages(
     engine: Engine,
     cohort: np.ndarray,
     key: Key,
+    team: Team,
 ) -> _Total:
     """Σ q_i over the cohort, group by group; memory is bounded by the group."""
     k, dim = state.round, len(state.x)
@@ -232,15 +257,19 @@ def _sum_of_messages(
     kind = torch.float64 if wire is None else torch.int64
     total = _Total(torch.zeros(dim, dtype=kind), wire=wire)
     work = _Work(recipe, bound, state, engine, key, wire)
+    mine = team.share(workers, data.clients if recipe.memory.kept else None)
     if state.memory is not None:
-        state.memory.admit(workers)
+        state.memory.admit(workers[mine])
 
-    def messages(place: slice) -> _Total:
-        group = Group(data, workers[place], plan.group(place.start, place.stop))
-        return work.messages(group, torch.from_numpy(sends[place]))
+    def messages(share: slice) -> _Total:
+        start, stop = mine.start + share.start, mine.start + share.stop
+        group = Group(data, workers[start:stop], plan.group(start, stop))
+        return work.messages(group, torch.from_numpy(sends[start:stop]))
 
-    for part in in_order(messages, equal_shares(len(workers), engine.group_size)):
+    for part in in_order(messages, equal_shares(mine.stop - mine.start, engine.group_size)):
         total.add(part)
+    if team.size > 1:
+        total.add_up(team, sends, mine)
     return total
 
 

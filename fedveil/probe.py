@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from fedveil.data.federated import Federated
+from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError
 from fedveil.loop import begin, play_round
@@ -18,7 +19,13 @@ from fedveil.streams import run_key
 
 
 def probed(
-    recipe: Recipe, x: Tensor, data: Federated, engine: Engine, rounds: int, seed: int
+    recipe: Recipe,
+    x: Tensor,
+    data: Federated,
+    engine: Engine,
+    rounds: int,
+    seed: int,
+    team: Team = ALONE,
 ) -> Recipe:
     """c = factor·mean‖u_i‖ over all clients and rounds of the same training, bare.
 
@@ -31,12 +38,13 @@ def probed(
     state = begin(bare, x.clone(), data, rounds, key)
     total, count = 0.0, 0
     for _ in range(rounds):
-        state, info = play_round(bare, state, data, engine, key)
+        state, info = play_round(bare, state, data, engine, key, team)
         total, count = total + float(info.norms.sum()), count + len(info.norms)
     if not total > 0:
         raise UserError(
             f"{recipe.name}: without bound and noise no update had a finite length above 0, so "
             "there is no threshold to be had from them; lower the learning rate, or give clip."
         )
-    norm = recipe.bound.factor * total / count
+    # Four digits: the last ones depend on the order of sums, and a run's key on the threshold.
+    norm = float(f"{recipe.bound.factor * total / count:.4g}")
     return replace(recipe, bound=replace(recipe.bound, norm=norm))

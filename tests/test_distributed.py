@@ -1,0 +1,401 @@
+"""Rounds over processes of this machine: the same run, one voice, one writer, nobody left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from polars.testing import assert_frame_equal
+from safetensors.torch import load_file
+
+from fedveil.engines.processes import ALONE, Processes
+from fedveil.errors import LostError, UserError
+from fedveil.ranks import one_voice, rank_and_size, tells
+from fedveil.streams import SecretKey
+from fedveil.training import Record, Training
+from tests.conftest import Outcome, Run
+from tests.played import CASES, play, ready
+
+Refused = Callable[..., str]
+ROOT = Path(__file__).resolve().parents[1]
+LIMIT = 100  # seconds for anything here
+TABLE = ("--path", "people.csv", "--client", "who", "--label", "y")
+NORMEC = (*TABLE, "--algorithm", "fed_alpha_normec", "--set", "rate=0.6")
+NOISY = (*NORMEC, "--noise-multiplier", "1")
+SILENT = (*NORMEC, "--set", "private=false")  # nothing to account for, so it is quick
+SLOWLY = """
+import os, time
+from fedveil import cli, loop
+
+play = loop._sum_of_messages
+def slow(*arguments):
+    time.sleep(0.05)
+    return play(*arguments)
+loop._sum_of_messages = slow
+print("pid", os.getpid(), os.environ["RANK"], flush=True)
+cli.main()
+"""
+
+
+def torchrun(processes: int, *program: object) -> list[str]:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*start, "--nproc-per-node", str(processes), *map(str, program)]
+
+
+def environment() -> dict[str, str]:
+    hidden = {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
+    plain = {name: value for name, value in os.environ.items() if name not in hidden}
+    return {**plain, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def run_together(processes: int, cwd: Path, *program: object) -> Outcome:
+    done = subprocess.run(
+        torchrun(processes, *program),
+        cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def start_by_hand(
+    processes: int, cwd: Path, *program: object
+) -> tuple[list[subprocess.Popen[str]], list[Path]]:
+    """The same without torchrun, which is a process more to wait for; errors go to files."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    children, files = [], [cwd / f"errors-{rank}" for rank in range(processes)]
+    for rank, file in enumerate(files):
+        numbers = {"RANK": str(rank), "WORLD_SIZE": str(processes)}
+        with file.open("w") as sink:
+            child = subprocess.Popen(
+                [sys.executable, *map(str, program)],
+                cwd=cwd, env={**environment(), **place, **numbers}, text=True,
+                stdout=subprocess.PIPE, stderr=sink,
+            )  # fmt: skip
+        children.append(child)
+    return children, files
+
+
+def run_by_hand(processes: int, cwd: Path, *program: object) -> list[str]:
+    """What each process prints; all must end well, and have nothing to complain about."""
+    children, files = start_by_hand(processes, cwd, *program)
+    try:
+        out = [child.communicate(timeout=LIMIT)[0] for child in children]
+    finally:
+        end(children)
+    assert [file.read_text() for file in files] == [""] * processes
+    assert [child.returncode for child in children] == [0] * processes
+    return out
+
+
+def end(children: list[subprocess.Popen[str]]) -> None:
+    for child in children:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def ours(errors: str) -> list[str]:
+    """What fedveil said, among what torchrun reports about its processes."""
+    return re.findall(r"fedveil: .*?\.(?=$|[A-Z])|Stopping.*? at once\.", errors, re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases as played by 2 or 3 processes."""
+    folder = tmp_path_factory.mktemp(f"by-{request.param}")
+    run_by_hand(request.param, folder, "-m", "tests.played", folder)
+    return folder
+
+
+@cache
+def alone(name: str) -> dict[str, np.ndarray]:
+    return play(ready(CASES[name]))
+
+
+# The same run
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "secure"])
+def test_processes_come_to_what_one_process_comes_to(name: str, together: Path) -> None:
+    """The noise is far larger than the tolerance, so it is the same noise."""
+    wanted = alone(name)
+    with np.load(together / f"{name}.npz") as found:
+        assert set(found) == set(wanted)
+        for part, numbers in wanted.items():
+            np.testing.assert_allclose(found[part], numbers, rtol=1e-5, atol=1e-6, err_msg=part)
+
+
+def test_the_cases_have_what_they_are_there_for() -> None:
+    records = {name: alone(name)["records"] for name in CASES}
+    assert records["rejected"][:, 1].max() >= 2
+    assert 0 < records["too few come"][:, 7].sum() < len(records["too few come"])
+    assert (records["gaussian"][:, 5] > 0.01).all()
+    assert alone("adaptive, capped")["taken"].max() == 2
+    assert np.count_nonzero(alone("memory")["memory"].any(axis=1)) > 10
+
+
+def test_processes_share_one_secret(together: Path) -> None:
+    """Else they would come to different models, which `lead` refuses; and no two runs are equal."""
+    with np.load(together / "secure.npz") as found:
+        assert found["records"].shape == alone("secure")["records"].shape
+        assert np.isfinite(found["x"]).all()
+        assert not np.allclose(found["x"], alone("secure")["x"], atol=1e-3)
+
+
+def test_a_shared_secret_is_the_first_one_s() -> None:
+    first = SecretKey()
+    heard: list[bytes] = []
+    SecretKey.agreed(lambda own: heard.append(own) or own)
+    again = SecretKey.agreed(lambda own: heard[0])
+    assert again.subkey(0, "noise") != first.subkey(0, "noise")
+    assert again.subkey(0, "noise") == SecretKey.agreed(lambda own: heard[0]).subkey(0, "noise")
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+@pytest.mark.parametrize("population", [None, 50])
+def test_shares_are_in_order_and_leave_nobody_out(size: int, population: int | None) -> None:
+    workers = np.array([0, 3, 4, 10, 11, 12, 13, 30, 49])
+    shares = []
+    for rank in range(size):
+        team = object.__new__(Processes)
+        team.rank, team.size, team._worked = rank, size, np.zeros(0, dtype=bool)
+        shares.append(workers[team.share(workers, population)])
+        if population is not None:
+            assert np.array_equal(np.flatnonzero(team._worked), shares[-1])
+    assert np.array_equal(np.concatenate(shares), workers)
+    if population is None:
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_processes_whose_torchrun_is_gone_wish_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    team = object.__new__(Processes)
+    team.rank, team.size, team._parent = 0, 2, os.getppid()
+    monkeypatch.setattr(team, "_table", lambda *row: torch.tensor([row, row]))
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    team.lead("play", torch.ones(2))
+    assert not team.wished
+    team._parent = -1
+    team.lead("play", torch.ones(2))
+    assert team.wished
+
+
+def test_one_process_exchanges_nothing() -> None:
+    numbers = torch.arange(3.0)
+    ALONE.add(numbers)
+    assert numbers.tolist() == [0, 1, 2]
+    assert ALONE.share(np.arange(4)) == slice(0, 4)
+    assert ALONE.secret(b"own") == b"own"
+
+
+# One voice, one writer
+
+
+@pytest.mark.usefixtures("table")
+def test_one_process_speaks_and_writes(run: Run, tmp_path: Path) -> None:
+    flags = ("train", *NOISY, "--rounds", "4")
+    outcome = run_together(2, tmp_path, "-m", "fedveil", *flags)
+    assert outcome.code == 0, outcome.err
+    assert ours(outcome.err) == []
+    assert re.findall(r"^round +(\d+)/4", outcome.out, re.MULTILINE) == ["1", "2", "3", "4"]
+    assert outcome.out.count("\nResult ") == outcome.out.count("\nPrivacy ") == 1
+    (written,) = (tmp_path / "runs").iterdir()
+    assert run(*flags, "--out", "alone").code == 0
+    wanted = tmp_path / "alone"
+    assert {file.name for file in written.iterdir()} == {file.name for file in wanted.iterdir()}
+    rows = [pl.read_parquet(path / "metrics.parquet").drop("seconds") for path in (written, wanted)]
+    assert_frame_equal(*rows, rel_tol=1e-5, abs_tol=1e-6)
+    assert_same_end(written, wanted)
+
+
+def assert_same_end(found: Path, wanted: Path) -> None:
+    models = [load_file(path / "model.safetensors") for path in (found, wanted)]
+    torch.testing.assert_close(*models, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(memory(found), memory(wanted), atol=1e-5)
+
+
+def memory(path: Path) -> np.ndarray:
+    (file,) = path.glob("memory-*.npy")
+    return np.load(file)
+
+
+def test_bad_input_is_told_once(tmp_path: Path) -> None:
+    outcome = run_together(2, tmp_path, "-m", "fedveil", "train", "--dataset", "digit")
+    assert outcome.code == 1  # torchrun's own
+    assert outcome.out == ""
+    assert outcome.err.count("did you mean 'digits'") == len(ours(outcome.err)) == 1
+    assert "exitcode  : 2 " in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+# Lost processes
+
+
+@contextmanager
+def slow_run(
+    processes: int, cwd: Path, *flags: object
+) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run that has come to its first evaluation, and the processes that work on it, by rank."""
+    command = torchrun(processes, "--no-python", sys.executable, "-uc", SLOWLY, "train", *flags)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pids: dict[int, int] = {}
+    with subprocess.Popen(command, cwd=cwd, env=environment(), text=True, **pipes) as child:
+        try:
+            for line in child.stdout:
+                if line.startswith("pid"):
+                    _, pid, rank = line.split()
+                    pids[int(rank)] = int(pid)
+                if line.startswith("round"):
+                    break
+            yield child, [pids[rank] for rank in range(processes)]
+        finally:
+            for pid in [child.pid, *pids.values()]:
+                if alive(pid):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    """Whether it still runs: one that has ended may wait for its parent to notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(pids: list[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(map(alive, pids)):
+        assert time.monotonic() < deadline, "a process was left behind"
+        time.sleep(0.05)
+
+
+GO_ON = "go on from its last checkpoint with `fedveil train --resume a`."
+
+
+@pytest.mark.usefixtures("table")
+def test_a_killed_process_ends_the_run_which_then_goes_on(run: Run, tmp_path: Path) -> None:
+    """Two processes begin, one goes on, and it is what one comes to alone."""
+    with slow_run(2, tmp_path, *SILENT, "--rounds", 60, "--out", "a") as (child, pids):
+        os.kill(pids[1], signal.SIGKILL)
+        _, errors = child.communicate(timeout=LIMIT)
+        wait_for(pids)
+    assert child.returncode == 1
+    assert ours(errors) == [f"fedveil: Process 1 of 2 stopped, and the run with it; {GO_ON}"]
+    assert not re.search(r"fedveil/\w+(/\w+)?\.py", errors)  # a traceback is torchrun's own
+    assert not list(tmp_path.glob("a/.*"))
+    assert not (tmp_path / "a" / "summary.json").exists()
+    assert run("train", "--resume", "a").code == 0
+    assert run("train", *SILENT, "--rounds", 60, "--out", "b").code == 0
+    assert_same_end(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.usefixtures("table")
+def test_where_the_first_process_is_killed_the_second_says_it(tmp_path: Path) -> None:
+    """Nobody but the processes themselves is there to notice."""
+    flags = ("train", *SILENT, "--rounds", 400, "--out", "a")
+    children, files = start_by_hand(3, tmp_path, "-uc", SLOWLY, *flags)
+    try:
+        next(line for line in children[0].stdout if line.startswith("round"))
+        children[0].kill()
+        codes = [child.wait(LIMIT) for child in children]
+    finally:
+        end(children)
+    assert codes == [-signal.SIGKILL, 1, 1]
+    sentence = f"fedveil: Process 0 of 3 stopped, and the run with it; {GO_ON}\n"
+    assert [file.read_text() for file in files] == ["", sentence, ""]
+
+
+@pytest.mark.usefixtures("table")
+def test_ctrl_c_ends_all_after_the_round(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a terminal sends it to torchrun. One process begins, two go on, one ends it."""
+    flags = ("train", *SILENT, "--rounds", 400)
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", interrupted_at(30, Training.step))
+        assert run(*flags, "--out", "a").code == 130
+    with slow_run(2, tmp_path, "--resume", "a") as (child, pids):
+        child.send_signal(signal.SIGINT)
+        rest, errors = child.communicate(timeout=LIMIT)
+        wait_for(pids)
+    assert ours(errors) == ["Stopping after this round; Ctrl-C again stops at once."]
+    done = rounds(tmp_path / "a")
+    assert f"stopped after {done} of 400 rounds" in rest
+    assert 31 < done == len(pl.read_parquet(tmp_path / "a" / "metrics.parquet")) < 400
+    assert run("train", "--resume", "a").code == 0
+    assert run(*flags, "--out", "b").code == 0
+    assert_same_end(tmp_path / "a", tmp_path / "b")
+
+
+def interrupted_at(round: int, step: Callable[[Training], Record]) -> Callable[[Training], Record]:
+    def interrupted(training: Training) -> Record:
+        if training.state.round == round:
+            signal.raise_signal(signal.SIGINT)
+        return step(training)
+
+    return interrupted
+
+
+def rounds(path: Path) -> int:
+    return int(json.loads((path / "summary.json").read_text())["rounds"])
+
+
+# Who speaks, and what the environment says
+
+
+def test_the_second_process_speaks_where_the_first_was_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    spoken = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        problems = (UserError("x"), LostError("x"), LostError("x", teller=1))
+        spoken.append([tells(problem) for problem in problems])
+    assert spoken == [[True, True, False], [False, False, True], [False, False, False]]
+    assert str(LostError("Gone")) == "Gone; start it again."
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"WORLD_SIZE": "many"}, "WORLD_SIZE is 'many'"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "do not fit"),
+        ({"WORLD_SIZE": "0"}, "do not fit"),
+    ],
+)
+def test_a_strange_environment_is_one_sentence(
+    variables: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert words in refused("datasets")
+
+
+def test_a_rank_without_a_world_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    assert rank_and_size() == (0, 1)
+
+
+def test_others_are_not_heard(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    with one_voice():
+        print("hello")
+        print("hello", file=sys.stderr)
+    assert capsys.readouterr() == ("", "")
