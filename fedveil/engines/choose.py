@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -29,8 +30,9 @@ SETTING_OUT = {"factored": 3e-3, "dense": 4e-3, "loop": 2e-3}  # seconds of a st
 CLOSE = 4.0  # times the best estimate: still worth a trial
 # Times as quick as an engine before it in the list, to be taken instead. Engines differ in the last
 # bits; nearer to 1, a busy machine would make two runs of one seed differ.
-BETTER = 2.0
-TRIAL_PRODUCTS = 2e9  # what a trial may cost
+BETTER = 3.0
+REPEATS = 5  # of a trial, all engines in turn, of which the quickest counts
+TRIAL_PRODUCTS = 1e9  # what one repeat of a trial may cost
 log = logging.getLogger("fedveil")
 
 
@@ -127,16 +129,23 @@ class _Trial:
         each = self.cost.products if self.cost else 2 * self.task.dim
         return 3.0 * each * self.width
 
-    def timed(self, engine: Engine) -> float:
-        """Seconds of a client's step, measured on one group, or on as much of it as is quick."""
+    def crowd(self, engine: Engine) -> Group:
+        """A group of this engine, or as much of it as is quick."""
         steps = len(self.group(1, 1).plan.rates[0])
         affordable = TRIAL_PRODUCTS / max(1.0, steps * self.products)
         clients = max(1, int(min(engine.group_size, self.participants, affordable)))
-        group, x = self.group(clients, int(self.data.sizes.max())), self.task.flatten()
+        return self.group(clients, int(self.data.sizes.max()))
+
+    def timed(self, engines: list[Engine]) -> dict[str, float]:
+        """Seconds of a client's step with each engine."""
+        x, groups = self.task.flatten(), [self.crowd(engine) for engine in engines]
+        best = dict.fromkeys((engine.name for engine in engines), math.inf)
         with one_thread_each():  # as in a round, where each core has a group of its own
-            engine.updates(x, group)
-            took = min(_seconds(engine, x, group) for _ in range(3))
-        return took / (group.plan.steps * clients)
+            for _ in range(REPEATS):
+                for engine, group in zip(engines, groups, strict=True):
+                    each = _seconds(engine, x, group) / (group.plan.steps * len(group.clients))
+                    best[engine.name] = min(best[engine.name], each)
+        return best
 
     def quickest(self) -> Choice:
         """By estimate, then by trial; an earlier engine of the list needs no proof of its own."""
@@ -145,7 +154,7 @@ class _Trial:
         close = [engine for engine in serving if self.estimate(engine) <= CLOSE * best]
         if len(close) == 1:
             return Choice(close[0], "alone serves this model at a sensible cost", {})
-        seconds = {engine.name: self.timed(engine) for engine in close}
+        seconds = self.timed(close)
         taken = close[0]
         for engine in close[1:]:
             if seconds[taken.name] > BETTER * seconds[engine.name]:
