@@ -458,7 +458,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a secure run with a seeded stream",
-        line(training, "prepare", ('SecretKey() if noise == "secure" else ', "")),
+        line(training, "prepare", ('SecretKey.agreed(team.secret) if noise == "secure" else ', "")),
         "check_secret_noise",
         check_secret_noise,
     ),
