@@ -93,14 +93,14 @@ class Aligned:
     dim: int
 
     @classmethod
-    def of(cls, canaries: np.ndarray, release: np.ndarray) -> Aligned | None:
-        """From the sum of canaries of length 1; None where there is nothing to compare."""
+    def of(cls, canaries: np.ndarray, release: np.ndarray) -> list[Aligned]:
+        """From the sum of canaries of length 1; none where there is nothing to compare."""
         length, size = float(np.linalg.norm(canaries)), float(np.linalg.norm(release))
         if length == 0 or size == 0 or len(release) < 2:
-            return None
+            return []
         along = float(canaries @ release) / length
         across = math.sqrt(max(size**2 - along**2, (1e-9 * size) ** 2))
-        return cls(length, math.sqrt(len(release) - 1) * along / across, len(release))
+        return [cls(length, math.sqrt(len(release) - 1) * along / across, len(release))]
 
 
 def alignment_p(rounds: Sequence[Aligned], mu: float) -> float:

@@ -70,6 +70,10 @@ class Heard:
         others = torch.from_numpy(self._others) + self.engine.others
         self.release = (change.double() - rate * others / self.denominator).numpy()
 
+    def sent(self) -> list[np.ndarray]:
+        """The canaries' messages with their noise, as they left their clients."""
+        return [row + own for row, own in zip(self.messages, self.noise, strict=False)]
+
     def _next(self, what: str, units: np.ndarray, count: int) -> np.ndarray:
         start = self._passed[what]
         self._passed[what] += count

@@ -70,16 +70,15 @@ def released(
     mu: float, canaries: int, dim: int, others: float, rng: np.random.Generator, rounds: int = 1
 ) -> list[Aligned]:
     """Rounds of others + Σ canaries + N(0, I/μ²), where others answer what was released before."""
-    seen, answer = [], np.ones(dim) / math.sqrt(dim)
+    seen: list[Aligned] = []
+    answer = np.ones(dim) / math.sqrt(dim)
     for _ in range(rounds):
         directions = sphere(canaries, dim, rng)
         sent = directions.sum(axis=0) if mu > 0 else np.zeros(dim)
         noise = rng.normal(size=dim) / (mu if mu > 0 else 1.0)
         release = others * answer + sent + noise
         answer = release / np.linalg.norm(release)
-        aligned = Aligned.of(directions.sum(axis=0), release)
-        assert aligned is not None
-        seen.append(aligned)
+        seen += Aligned.of(directions.sum(axis=0), release)
     return seen
 
 
@@ -145,14 +144,12 @@ def test_500_canaries_find_three_and_a_half_of_an_epsilon_of_four() -> None:
 def test_a_release_without_noise_is_a_leak_of_any_size() -> None:
     rng = np.random.default_rng(4)
     canaries = sphere(10, 100, rng).sum(axis=0)
-    clean = Aligned.of(canaries, canaries)
-    assert clean is not None
-    assert bounds.alignment_mu([clean] * 3) > 100
+    assert bounds.alignment_mu(Aligned.of(canaries, canaries) * 3) > 100
 
 
 def test_rounds_without_canaries_or_without_a_release_say_nothing() -> None:
-    assert Aligned.of(np.zeros(5), np.ones(5)) is None
-    assert Aligned.of(np.ones(5), np.zeros(5)) is None
+    assert Aligned.of(np.zeros(5), np.ones(5)) == []
+    assert Aligned.of(np.ones(5), np.zeros(5)) == []
     assert bounds.alignment_p([], 0.0) == 1.0
     assert bounds.alignment_mu([]) == 0.0
     assert bounds.estimated_mu([]) == 0.0
