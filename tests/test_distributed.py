@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -25,6 +26,7 @@ from safetensors.torch import load_file
 from fedveil.engines.processes import ALONE, Processes
 from fedveil.errors import LostError, UserError
 from fedveil.ranks import one_voice, rank_and_size, tells
+from fedveil.runs.directory import RunDirectory
 from fedveil.streams import SecretKey
 from fedveil.training import Record, Training
 from tests.conftest import Outcome, Run
@@ -193,6 +195,29 @@ def test_processes_whose_torchrun_is_gone_wish_to_stop(monkeypatch: pytest.Monke
     assert team.wished
 
 
+def test_who_is_lost_and_who_says_it() -> None:
+    """By the lines of a first process, and by that of a second or third one."""
+    told = {True: "The run was told to end (SIGTERM)", False: "A process no longer answers"}
+    stopped = "Process {} of 3 stopped, and the run with it"
+    for gone, told_to_end, wanted, teller in [
+        ({1: None}, False, stopped.format(1), 0),
+        ({1: "", 2: None}, True, stopped.format(2), 0),
+        ({1: ""}, False, stopped.format(1), 0),
+        ({1: ""}, True, told[True], 0),
+        ({}, False, told[False], 0),
+        ({0: None}, True, stopped.format(0), 1),
+        ({0: ""}, True, told[True], 0),
+    ]:
+        team = object.__new__(Processes)
+        team.size, team.lines = 3, SimpleNamespace(gone=lambda _, gone=gone: gone)
+        found = team.lost(told_to_end)
+        assert str(found).startswith(wanted), (gone, told_to_end)
+        assert found.teller == teller
+    team.lines.gone = lambda _: {1: "A reason.", 2: None}
+    assert str(team.lost()) == "A reason."
+    assert not isinstance(team.lost(), LostError)
+
+
 def test_one_process_exchanges_nothing() -> None:
     numbers = torch.arange(3.0)
     ALONE.add(numbers)
@@ -242,6 +267,14 @@ def test_bad_input_is_told_once(tmp_path: Path) -> None:
 
 
 # Lost processes
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """SIGTERM as it was."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -351,6 +384,12 @@ def interrupted_at(round: int, step: Callable[[Training], Record]) -> Callable[[
 
 def rounds(path: Path) -> int:
     return int(json.loads((path / "summary.json").read_text())["rounds"])
+
+
+def test_a_checkpoint_before_the_first_round_can_be_read(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    directory.save_metrics([])
+    assert directory.load_metrics() == []
 
 
 # Who speaks, and what the environment says

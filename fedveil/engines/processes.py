@@ -108,7 +108,8 @@ class Processes(Team):
             start, stop = len(workers) * parts // self.size
             return slice(int(start), int(stop))
         start, stop = np.searchsorted(workers, population * parts // self.size)
-        self._worked = np.resize(self._worked, population)
+        if len(self._worked) != population:
+            self._worked = np.zeros(population, dtype=bool)
         self._worked[workers[start:stop]] = True
         return slice(int(start), int(stop))
 
@@ -156,25 +157,27 @@ class Processes(Team):
                 "all processes the same files, on machines of the same kind."
             )
 
-    def lost(self, otherwise: str) -> UserError:
-        """What is to be said when the run cannot go on, and by whom; `otherwise` if all are there.
+    def lost(self, told: bool = False) -> UserError:
+        """What is to be said when an exchange failed, or this process was told to end; by whom.
 
-        A follower's own reason is said as it is. If the first process was killed, the second
-        speaks.
+        The reason of a process that had one is said as it is. If the first process was killed, the
+        second speaks.
         """
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         gone = self.lines.gone(PATIENCE)
         if reasons := [reason for reason in gone.values() if reason]:
             return UserError(reasons[0])
-        killed = [rank for rank, reason in sorted(gone.items()) if reason is None]
-        if not killed:
-            return LostError(otherwise)
-        what = f"Process {killed[0]} of {self.size} stopped, and the run with it"
-        return LostError(what, teller=1 if killed[0] == 0 else 0)
+        killed = [rank for rank, reason in gone.items() if reason is None]
+        if killed or (gone and not told):
+            rank = min(killed or gone)
+            what = f"Process {rank} of {self.size} stopped, and the run with it"
+            return LostError(what, teller=1 if killed == [0] else 0)
+        silent = "A process no longer answers, so the run ended"
+        return LostError("The run was told to end (SIGTERM)" if told else silent)
 
     def part(self, reason: str = "") -> None:
-        """Leave of one's own accord: nobody is missed from now on."""
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        """Leave of one's own accord, undisturbed: nobody is missed from now on."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.lines.leave(reason)
 
     @contextmanager
@@ -183,7 +186,7 @@ class Processes(Team):
         try:
             yield
         except RuntimeError as problem:
-            raise self.lost("A process no longer answers, so the run ended") from problem
+            raise self.lost() from problem
 
     def _orphaned(self) -> bool:
         """Whether torchrun is gone, which would have ended all processes together."""
@@ -251,7 +254,7 @@ def _told_to_end(team: Processes) -> Callable[[int, FrameType | None], None]:
     """torchrun sends SIGTERM to all processes when one has failed, or when it is ended itself."""
 
     def handle(number: int, frame: FrameType | None) -> None:
-        raise team.lost("The run was told to end (SIGTERM)")
+        raise team.lost(told=True)
 
     return handle
 
