@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil import budget_cli
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(budget_cli.app, name="budget")
 
 
 def main() -> None:
@@ -105,7 +107,13 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, factored, dense or loop.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new directory; runs/… if none.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; at evaluations if not said.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run's directory.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Where spending is recorded; FEDVEIL_LEDGER, or your own.")
+    ] = None,
 ) -> None:
     """Train a model, private or not, and save the run."""
     from fedveil.settings import read_settings
@@ -134,13 +142,14 @@ def train(
         noise=noise,
         seed=seed,
         engine=engine,
+        checkpoint_every=checkpoint_every,
     )
     if resume is None:
-        _train_anew(read_settings(config, flags), out)
+        _train_anew(read_settings(config, flags), out, ledger)
     elif flags or config is not None or out is not None:
         raise UserError("--resume goes on with a run as it was; it takes no other settings.")
     else:
-        _train_on(resume)
+        _train_on(resume, ledger)
 
 
 @app.command()
@@ -248,6 +257,7 @@ def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
 
 def _stated(target: Path) -> tuple[str, Statement]:
     """A run's statement, computed anew from its recipe; or that of a recipe still to be run."""
+    from fedveil.charging import redrawn
     from fedveil.privacy.statement import statement
     from fedveil.runs.directory import RunDirectory, reading
     from fedveil.settings import prepare, read_settings, refuse_unnamed_data, resolve_recipe
@@ -260,7 +270,8 @@ def _stated(target: Path) -> tuple[str, Statement]:
             played = max(facts["rounds"], run.rounds_played())
             size = (facts["dimension"], facts["population"], played, facts["delta"])
             secure = facts["randomness"] == "secure"
-        recipe = resolve_recipe(read_settings(target / "recipe.toml", {}))
+            lost = max(facts["rounds"] - known["rounds"], 0)
+        recipe = redrawn(resolve_recipe(read_settings(target / "recipe.toml", {})), lost)
         return "", statement(recipe, *size, secure)
     settings = read_settings(target, {})
     refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
@@ -269,7 +280,7 @@ def _stated(target: Path) -> tuple[str, Statement]:
     return "", training.statement(settings.rounds)
 
 
-def _train_anew(settings: Settings, out: Path | None) -> None:
+def _train_anew(settings: Settings, out: Path | None, ledger: Path | None) -> None:
     from fedveil.runs.directory import RunDirectory, refuse_taken
     from fedveil.settings import prepare, refuse_unnamed_data, resolved
 
@@ -278,6 +289,7 @@ def _train_anew(settings: Settings, out: Path | None) -> None:
         refuse_taken(out)  # before the long work
     with _getting_ready():
         training = prepare(settings)
+        training.enrol(ledger, saved=True)
     if out is None:
         directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
     else:
@@ -286,7 +298,7 @@ def _train_anew(settings: Settings, out: Path | None) -> None:
     _play(training, directory, settings)
 
 
-def _train_on(path: Path) -> None:
+def _train_on(path: Path, ledger: Path | None) -> None:
     from fedveil import training as work
     from fedveil.runs.directory import RunDirectory
     from fedveil.settings import prepare, read_run
@@ -294,7 +306,7 @@ def _train_on(path: Path) -> None:
     directory = RunDirectory.open(path)
     settings = read_run(path / "recipe.toml")
     with _getting_ready():
-        training = work.restore(prepare(settings), directory)
+        training = work.restore(prepare(settings), directory, ledger)
     _play(training, directory, settings)
 
 

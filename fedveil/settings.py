@@ -61,6 +61,7 @@ class Settings(BaseModel):
     seed: int = 0
     engine: str = "auto"
     evaluate_every: int | None = None
+    checkpoint_every: int | None = Field(default=None, ge=1)  # rounds; None: at every evaluation
     recipe: dict[str, Any] | None = None  # resolved; used instead of algorithm and parameters
 
 
@@ -180,7 +181,7 @@ def prepare(settings: Settings, data: Federated | None = None) -> Training:
 
     recipe = resolve_recipe(settings)  # before the data: a mistake there should be heard at once
     data = load_data(settings.data) if data is None else data
-    return training.prepare(
+    prepared = training.prepare(
         recipe,
         data,
         settings.model or suggest(data),
@@ -193,6 +194,8 @@ def prepare(settings: Settings, data: Federated | None = None) -> Training:
         noise=settings.noise,
         per_round=settings.per_round,
     )
+    prepared.checkpoint_every = settings.checkpoint_every or 0
+    return prepared
 
 
 def resolved(settings: Settings, training: Training) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedveil import charging
+from fedveil.charging import Trace
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.task import Task
@@ -26,12 +28,16 @@ from fedveil.parts.bound import ProbedClip
 from fedveil.privacy.accounting import check_delta
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
 from fedveil.privacy.secure import secured
+from fedveil.privacy.session import BudgetError, Session
 from fedveil.privacy.statement import Guarantee, Statement, guarantee, statement
 from fedveil.probe import probed
 from fedveil.recipe import Recipe, View
+from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
 from fedveil.runs.codec import to_plain
-from fedveil.runs.directory import RunDirectory, reading
+from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
+
+__all__ = ["Record", "Result", "Training", "checkpoint", "finish", "prepare", "restore", "train"]
 
 EVALUATIONS = 20  # how often at most a run looks at its test accuracy, unless told otherwise
 
@@ -72,14 +78,31 @@ class Training:
     budget: Budget | None
     state: State
     evaluate_every: int
+    fingerprint: str  # of the data
     records: list[Record] = field(default_factory=list)
+    checkpoint_every: int = 0  # rounds; 0 for whenever the run is evaluated
+    session: Session | None = None  # with the ledger
+    enrolled: bool = False
+
+    def enrol(
+        self, ledger: Path | None = None, saved: bool = False, trace: Trace | None = None
+    ) -> None:
+        """Ask the ledger whether the run is to be recorded, and whether it may go on."""
+        self.session = charging.enrol(self, ledger, saved, trace)
+        self.enrolled = True
 
     def step(self) -> Record:
-        """Play one round."""
+        """Reserve a round in the ledger, play it, publish it, and commit it."""
+        if not self.enrolled:
+            self.enrol()
         started = time.perf_counter()
-        self.state, info = play_round(self.recipe, self.state, self.data, self.engine, self.key)
+        charging.reserve(self)
+        state, info = play_round(self.recipe, self.state, self.data, self.engine, self.key)
+        released = charging.check(self, state)
+        self.state = state  # published: from here on it can be seen
         record = self._record(info, time.perf_counter() - started)
         self.records.append(record)
+        charging.commit(self, info.round, released)
         return record
 
     @property
@@ -89,17 +112,17 @@ class Training:
 
     def guarantee(self, view: View | None = None) -> Guarantee:
         """What has been spent so far, towards one with this view (the recipe's own if none)."""
-        return guarantee(
-            self.recipe, self.task.dim, self.data.clients, self.state.round, self.delta, view
-        )
+        recipe, rounds = charging.charged(self)
+        return guarantee(recipe, self.task.dim, self.data.clients, rounds, self.delta, view)
 
     def statement(self, rounds: int | None = None) -> Statement:
         """What has been spent so far, or will be after `rounds`, towards each view."""
+        recipe, played = charging.charged(self)
         return statement(
-            self.recipe,
+            recipe,
             self.task.dim,
             self.data.clients,
-            self.state.round if rounds is None else rounds,
+            played if rounds is None else rounds,
             self.delta,
             isinstance(self.key, SecretKey),
         )
@@ -206,7 +229,8 @@ def prepare(
         recipe = secured(recipe)
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     model_facts = task.fingerprint(x, data.inputs[0])
-    identity = run_key(seed, recipe, rounds, model_facts, data.fingerprint(), noise, delta)
+    fingerprint = data.fingerprint()
+    identity = run_key(seed, recipe, rounds, model_facts, fingerprint, noise, delta)
     key = SecretKey() if noise == "secure" else identity
     return Training(
         recipe=recipe,
@@ -221,6 +245,7 @@ def prepare(
         budget=None if per_round else budget,
         state=begin(recipe, x, data, rounds, key),
         evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
+        fingerprint=fingerprint,
     )
 
 
@@ -238,17 +263,23 @@ def train(
     watch: Callable[[Training, Record], None] | None = None,
     noise: Literal["seeded", "secure"] = "seeded",
     per_round: bool = False,
+    checkpoint_every: int | None = None,
+    ledger: str | Path | None = None,
 ) -> Result:
     """Train under (ε, δ), or with the recipe's own noise, whose ε is then reported.
 
     noise='secure' draws from the operating system's randomness, in whole numbers. Ctrl-C ends the
-    run after the current round, with the work so far in the result and on disk.
+    run after the current round, with the work so far in the result and on disk. A private run that
+    is saved is recorded in the ledger, and a budget set for the data is kept by every run.
     """
     training = prepare(
         recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every,
         noise=noise, per_round=per_round,
     )  # fmt: skip
-    directory = None if save is None else RunDirectory.create(Path(save))
+    training.checkpoint_every = checked_every(checkpoint_every)
+    place = None if save is None else refuse_taken(Path(save))
+    training.enrol(None if ledger is None else Path(ledger), saved=place is not None)
+    directory = None if place is None else RunDirectory.create(place)
     if directory is not None:
         directory.save_settings(_settings(training, model))
     return finish(training, directory, watch)
@@ -259,15 +290,26 @@ def finish(
     directory: RunDirectory | None = None,
     watch: Callable[[Training, Record], None] | None = None,
 ) -> Result:
-    """Play the rounds that are left; save at every evaluation and at the end."""
-    with stop_after_interrupt() as stopped:
-        while not training.finished and not stopped():
-            record = training.step()
+    """Play the rounds that are left; save every so often and at the end.
+
+    Where a budget ends the run, what was played is saved before the refusal is raised.
+    """
+    refusal: BudgetError | None = None
+    with at_work(training, directory), stop_after_interrupt() as stopped:
+        while not training.finished and not stopped() and refusal is None:
+            try:
+                record = training.step()
+            except BudgetError as problem:
+                refusal = problem
+                continue
             if watch is not None:
                 watch(training, record)
-            if directory is not None and record.loss is not None:
+            if directory is not None and due(training, record):
                 checkpoint(training, directory)
         result = conclude(training, directory)
+        if training.session is not None:
+            said = result.guarantee
+            training.session.end(said.view, said.rounds, said.epsilon)
         if directory is not None:
             checkpoint(training, directory)
             directory.save_model(result.model.state_dict())
@@ -275,28 +317,10 @@ def finish(
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
             directory.save_statement(result.statement.text())
+    if refusal is not None:
+        refusal.result = result
+        raise refusal
     return result
-
-
-def checkpoint(training: Training, directory: RunDirectory) -> None:
-    """Metrics first, then the state: a resumed run drops rows beyond its state."""
-    directory.save_metrics([asdict(record) for record in training.records])
-    directory.save_checkpoint(training.state, training.identity)
-
-
-def restore(training: Training, directory: RunDirectory) -> Training:
-    """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
-    training.state = directory.load_checkpoint(training.state, training.identity)
-    if not training.finished:
-        directory.forget_results()  # they would tell of fewer rounds than are played from now on
-    rows = directory.load_metrics()[: training.state.round]
-    with reading(directory.path / "metrics.parquet"):
-        training.records = [Record(**row) for row in rows]
-        if [record.round for record in training.records] != list(
-            range(1, training.state.round + 1)
-        ):
-            raise ValueError(f"it does not have rounds 1 to {training.state.round}")
-    return training
 
 
 def conclude(training: Training, directory: RunDirectory | None = None) -> Result:
@@ -370,6 +394,7 @@ def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:
         "engine": training.engine.name,
         "evaluate_every": training.evaluate_every,
         "noise": "secure" if isinstance(training.key, SecretKey) else "seeded",
+        **({"checkpoint_every": training.checkpoint_every} if training.checkpoint_every else {}),
         **({"epsilon": training.budget.epsilon} if training.budget else {}),
         **({"model": model} if isinstance(model, str) else {}),
         "recipe": to_plain(training.recipe),

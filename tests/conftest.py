@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,22 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_ledger_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Also while fixtures of a whole module train."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVEIL_LEDGER", str(tmp_path_factory.mktemp("ledgers") / "shared.sqlite"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def ledger(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty place for this test's ledger; the user's own is never touched."""
+    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    monkeypatch.setenv("FEDVEIL_LEDGER", str(path))
+    return path
 
 
 @pytest.fixture
