@@ -53,9 +53,21 @@ def checkpoint(training: Training, directory: RunDirectory) -> None:
 
 def restore(training: Training, directory: RunDirectory, ledger: Path | None = None) -> Training:
     """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
+    directory.claim()
+    try:
+        _load(training, directory)
+        training.enrol(ledger, True, directory.load_trace())
+        if not training.finished:
+            directory.forget_results()  # they would tell of fewer rounds than will be played
+    except BaseException:
+        directory.release()
+        raise
+    return training
+
+
+def _load(training: Training, directory: RunDirectory) -> None:
     from fedveil.training import Record
 
-    directory.claim()
     rows = directory.load_metrics()
     if rows or directory.has_checkpoint():  # else it was stopped before its first round
         training.state = directory.load_checkpoint(training.state, training.identity)
@@ -65,10 +77,6 @@ def restore(training: Training, directory: RunDirectory, ledger: Path | None = N
             range(1, training.state.round + 1)
         ):
             raise ValueError(f"it does not have rounds 1 to {training.state.round}")
-    training.enrol(ledger, True, directory.load_trace())
-    if not training.finished:
-        directory.forget_results()  # they would tell of fewer rounds than are played from now on
-    return training
 
 
 def checked_every(rounds: int | None) -> int:

@@ -41,11 +41,15 @@ def _no_ledger_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture(autouse=True)
-def ledger(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty place for this test's ledger; the user's own is never touched."""
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty place for this test's ledger; the user's own is never touched.
+
+    The patch is its own, so that a test which undoes its patches keeps it.
+    """
     path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
-    monkeypatch.setenv("FEDVEIL_LEDGER", str(path))
-    return path
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVEIL_LEDGER", str(path))
+        yield path
 
 
 @pytest.fixture

@@ -279,7 +279,7 @@ class Anchor:
         file = os.open(self.path, os.O_WRONLY)
         try:
             os.pwrite(file, _slot(head), self._next * SLOT)
-            os.fdatasync(file)
+            os.fsync(file)
         finally:
             os.close(file)
         self._next = 1 - self._next

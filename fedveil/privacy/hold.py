@@ -16,6 +16,7 @@ from pathlib import Path
 from fedveil.errors import UserError
 
 PAUSE = 0.02  # seconds between two tries
+NAME = 512  # bytes, more than a host's name takes
 
 
 class Hold:
@@ -39,8 +40,7 @@ class Hold:
         except BaseException:
             os.close(file)
             raise
-        os.ftruncate(file, 0)
-        os.pwrite(file, json.dumps(_me()).encode(), 0)
+        os.pwrite(file, json.dumps(_me()).encode().ljust(NAME), 0)  # over any earlier name
         self._file = file
 
     def release(self) -> None:
@@ -72,7 +72,7 @@ class Hold:
                     raise
             if time.monotonic() >= until:
                 raise UserError(
-                    f"{self.what} is in use by {_named(os.pread(file, 4096, 0))}; "
+                    f"{self.what} is in use by {_named(os.pread(file, NAME, 0))}; "
                     "wait for it to end, or end it."
                 )
             time.sleep(PAUSE)

@@ -61,6 +61,10 @@ class Session:
         """How many more rounds the budgets allow; ∞ where there is none."""
         return self._room - len(self._stream.rounds)
 
+    def affordable(self, rounds: range) -> bool:
+        """Whether there is room for all of these; those that were reserved before need none."""
+        return sum(round not in self._stream.rounds for round in rounds) <= self.room
+
     def reserve(self, round: int) -> None:
         """Charge a round before anything of it happens, or refuse it."""
         if self.closed:

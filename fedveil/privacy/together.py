@@ -115,7 +115,7 @@ def epsilon(runs: Sequence[Charged], delta: float, target: float | None = None) 
     """What the runs have spent together, in the order they began, towards keeping `target`.
 
     One kind of release: as accounted, at δ up to the first run's plan and at a half of it beyond.
-    Several kinds: by Rényi divergences, at the other half.
+    Several kinds: by Rényi divergences, at what is left of δ.
     """
     runs = [run for run in runs if run.rounds]
     if not runs:
@@ -139,9 +139,10 @@ def _share(first: Charged, delta: float, target: float | None) -> float:
 
 
 def _by_orders(runs: Sequence[Charged], delta: float, target: float | None) -> float:
-    """min over α of the ε of Σ D_α at δ/2 shared by the orders; δ/2 pays for what was set aside.
+    """min over α of the ε of Σ D_α at ¾δ shared by the orders; ¼δ pays for what was set aside.
 
-    Each order alone is a filter, whatever is chosen: Feldman and Zrnic 2021.
+    Each order alone is a filter, whatever is chosen: Feldman and Zrnic 2021. Which orders share is
+    settled by the target; without one, by what would have been best.
     """
     from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
@@ -149,10 +150,21 @@ def _by_orders(runs: Sequence[Charged], delta: float, target: float | None) -> f
         return math.inf
     parts = [_divergence(_way(run), run.rounds) for run in runs]
     total = np.sum([part.orders for part in parts], axis=0)
-    found = float(compute_epsilon(ORDERS, total, delta / 2 / len(ORDERS))[0])
+    several = range(1, len(ORDERS) + 1) if target is None else [_useful(target, delta)]
+    found = min(float(compute_epsilon(ORDERS[:m], total[:m], 0.75 * delta / m)[0]) for m in several)
     largest = min(max(found, target or 0.0), 700.0)
     aside = sum(part.escape + (1 + math.exp(largest)) * part.distance for part in parts)
-    return found if aside <= delta / 2 else math.inf
+    return found if aside <= delta / 4 else math.inf
+
+
+def _useful(target: float, delta: float) -> int:
+    """How many of the orders can be the best one for this ε: not those beyond a Gaussian's own.
+
+    >>> ORDERS[_useful(8.0, 1e-5) - 1], ORDERS[_useful(1.0, 1e-5) - 1]
+    (4.0, 30.0)
+    """
+    best = 1 + 2 * math.log(1 / delta) / target
+    return min(sum(order < best for order in ORDERS) + 1, len(ORDERS))
 
 
 def _way(run: Charged) -> Way:

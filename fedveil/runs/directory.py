@@ -259,7 +259,7 @@ class RunDirectory:
 def refuse_taken(path: Path) -> Path:
     """The path itself; refused where a run could not be saved without touching what is there."""
     with saving(path):
-        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        taken = path.exists() and (not path.is_dir() or any(map(_kept, path.iterdir())))
     if taken:
         raise UserError(
             f"{path} already holds something; choose another --out, or go on with "
@@ -302,6 +302,11 @@ def _made(path: Path) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _kept(file: Path) -> bool:
+    """Whether a file is more than what a killed process had not finished writing."""
+    return not (file.name.startswith(".") and file.name.endswith(".partial"))
 
 
 def _sync(directory: Path) -> None:
