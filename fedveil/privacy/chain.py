@@ -27,6 +27,7 @@ FORMAT = 1
 MARK = 0x66766C31  # SQLite's application id of a ledger
 SLOT = 256  # bytes of one of the head's two places
 START = "0" * 64
+SYNC = getattr(os, "fdatasync", os.fsync)  # where there is no such call, one that does more
 TABLES = """
 CREATE TABLE entries (
     position INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, hash TEXT NOT NULL
@@ -279,7 +280,7 @@ class Anchor:
         file = os.open(self.path, os.O_WRONLY)
         try:
             os.pwrite(file, _slot(head), self._next * SLOT)
-            os.fsync(file)
+            SYNC(file)
         finally:
             os.close(file)
         self._next = 1 - self._next
