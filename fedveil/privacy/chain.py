@@ -261,7 +261,6 @@ class Anchor:
 
     def __init__(self, ledger: Path) -> None:
         self.path = _beside(ledger, ".head")
-        self._next = 0
 
     def create(self, head: Head) -> None:
         """The file, at this head; at position 0 it promises nothing yet."""
@@ -276,29 +275,26 @@ class Anchor:
         sync_directory(self.path.parent)
 
     def write(self, head: Head) -> None:
-        """Note the head, in place and synced: no room is needed on a full disk."""
-        file = os.open(self.path, os.O_WRONLY)
+        """Note the head where the older one stands, synced: no room is needed on a full disk."""
+        file = os.open(self.path, os.O_RDWR)
         try:
-            os.pwrite(file, _slot(head), self._next * SLOT)
+            newest = _newest(os.pread(file, 2 * SLOT, 0))
+            place = 0 if newest is None else 1 - newest[1]
+            os.pwrite(file, _slot(head), place * SLOT)
             SYNC(file)
         finally:
             os.close(file)
-        self._next = 1 - self._next
 
     def read(self) -> Head:
         """The newest head that is whole."""
-        text = self.path.read_bytes()
-        heads = [_read_slot(text[start : start + SLOT]) for start in (0, SLOT)]
-        whole = [(head, place) for place, head in enumerate(heads) if head is not None]
-        if not whole:
+        newest = _newest(self.path.read_bytes())
+        if newest is None:
             raise UserError(
                 f"{self.path} is damaged, and without it an old copy of the ledger cannot be told "
                 "from the newest; restore it from a backup, or, if you are sure of the database, "
                 "run `fedveil budget verify --anchor-anew`."
             )
-        newest, place = max(whole, key=lambda pair: pair[0].position)
-        self._next = 1 - place
-        return newest
+        return newest[0]
 
 
 def digest(previous: str, position: int, kind: str, text: str) -> str:
@@ -353,6 +349,13 @@ def _beside(path: Path, suffix: str) -> Path:
 def _slot(head: Head) -> bytes:
     text = json.dumps([*head, _check(head)])
     return text.encode().ljust(SLOT)
+
+
+def _newest(text: bytes) -> tuple[Head, int] | None:
+    """The newest head that is whole, and its place."""
+    heads = [_read_slot(text[start : start + SLOT]) for start in (0, SLOT)]
+    whole = [(head, place) for place, head in enumerate(heads) if head is not None]
+    return max(whole, key=lambda pair: pair[0].position, default=None)
 
 
 def _read_slot(slot: bytes) -> Head | None:

@@ -20,6 +20,8 @@ from fedveil.privacy.ledger import Facts, Ledger, Stream, stream_key
 from fedveil.privacy.statement import rounded_up
 from fedveil.recipe import View
 
+PATIENCE = 1.0  # seconds: a budget that is just being set is no run to wait for
+
 
 class BudgetError(UserError):
     """The next round would spend more than a budget allows; it was not played."""
@@ -134,11 +136,13 @@ class Session:
     def _guard(self) -> None:
         """Be the only one at work on these data, and see how many rounds are left."""
         hold = self.ledger.lock(self.facts.account)
-        hold.take()
+        hold.take(PATIENCE)
         self._hold = hold
         self.ledger.sync()
-        budgets = self.ledger.budgets(self.facts.account)
-        self._room = min(self._allowed(view, budget) for view, budget in budgets.items())
+        budgets = self.ledger.budgets(self.facts.account).items()
+        self._room = min(
+            (self._allowed(view, budget) for view, budget in budgets), default=math.inf
+        )
 
     def _allowed(self, view: View, budget: Budget) -> int:
         """The largest number of this stream's rounds that keeps a budget, by bisection."""

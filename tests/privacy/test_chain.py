@@ -15,7 +15,7 @@ import pytest
 
 from fedveil.errors import UserError
 from fedveil.privacy import chain as module
-from fedveil.privacy.chain import MARK, SLOT, Anchor, Chain, Head, digest
+from fedveil.privacy.chain import MARK, SLOT, Anchor, Chain, Head, _newest, _read_slot, digest
 
 
 def add(chain: Chain, *numbers: int) -> None:
@@ -192,6 +192,16 @@ def test_a_torn_head_leaves_the_one_before(path: Path, place: int) -> None:
     chain = Chain(path)
     add(chain, 5)  # goes where the torn one was, so the whole one stays until it is there
     assert Anchor(path).read() == chain.head
+
+
+def test_the_head_is_written_over_the_older_one_whoever_wrote_it(path: Path) -> None:
+    one, other = Chain(path), Chain(path)
+    for number, chain in enumerate((one, other, other, one, one)):
+        before = Anchor(path).read()
+        add(chain, number)
+        text = head(path).read_bytes()
+        assert _newest(text)[0] == chain.head
+        assert _read_slot(text[:SLOT]) == before or _read_slot(text[SLOT:]) == before
 
 
 def test_a_head_that_promises_nothing_does_not_make_a_full_ledger_new(path: Path) -> None:
