@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil import budget_cli
 from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
 from fedveil.errors import LostError, UserError
@@ -31,6 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(budget_cli.app, name="budget")
 
 
 def main() -> None:
@@ -128,7 +130,13 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Same seed, same run.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, factored, dense or loop.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new directory; runs/… if none.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(help="Rounds between checkpoints; at evaluations if not said.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run's directory.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Where spending is recorded; FEDVEIL_LEDGER, or your own.")
+    ] = None,
 ) -> None:
     """Train a model, private or not, and save the run."""
     from fedveil.settings import read_settings
@@ -158,13 +166,14 @@ def train(
         noise=noise,
         seed=seed,
         engine=engine,
+        checkpoint_every=checkpoint_every,
     )
     if resume is None:
-        _train_anew(read_settings(config, flags), out)
+        _train_anew(read_settings(config, flags), out, ledger)
     elif flags or config is not None or out is not None:
         raise UserError("--resume goes on with a run as it was; it takes no other settings.")
     else:
-        _train_on(resume)
+        _train_on(resume, ledger)
 
 
 @app.command()
@@ -291,6 +300,7 @@ def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
 
 def _stated(target: Path) -> tuple[str, Statement]:
     """A run's statement, computed anew from its recipe; or that of a recipe still to be run."""
+    from fedveil.charging import redrawn
     from fedveil.privacy.statement import statement
     from fedveil.runs.directory import RunDirectory, reading
     from fedveil.settings import prepare, read_settings, refuse_unnamed_data, resolve_recipe
@@ -303,7 +313,8 @@ def _stated(target: Path) -> tuple[str, Statement]:
             played = max(facts["rounds"], run.rounds_played())
             size = (facts["dimension"], facts["population"], played, facts["delta"])
             secure = facts["randomness"] == "secure"
-        recipe = resolve_recipe(read_settings(target / "recipe.toml", {}))
+            lost = max(facts["rounds"] - known["rounds"], 0)
+        recipe = redrawn(resolve_recipe(read_settings(target / "recipe.toml", {})), lost)
         return "", statement(recipe, *size, secure)
     settings = read_settings(target, {})
     refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
@@ -312,7 +323,7 @@ def _stated(target: Path) -> tuple[str, Statement]:
     return "", training.statement(settings.rounds)
 
 
-def _train_anew(settings: Settings, out: Path | None) -> None:
+def _train_anew(settings: Settings, out: Path | None, ledger: Path | None) -> None:
     from fedveil import training as work
     from fedveil.engines.processes import joined
     from fedveil.runs.directory import RunDirectory, refuse_taken
@@ -328,6 +339,7 @@ def _train_anew(settings: Settings, out: Path | None) -> None:
             with _resumable(out):
                 work.follow(training)
             return
+        training.enrol(ledger, saved=True)
         if out is None:
             directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
         else:
@@ -336,7 +348,7 @@ def _train_anew(settings: Settings, out: Path | None) -> None:
         _play(training, directory, settings)
 
 
-def _train_on(path: Path) -> None:
+def _train_on(path: Path, ledger: Path | None) -> None:
     from fedveil import training as work
     from fedveil.engines.processes import joined
     from fedveil.runs.directory import RunDirectory
@@ -346,7 +358,7 @@ def _train_on(path: Path) -> None:
         directory = RunDirectory.open(path)
         settings = read_run(path / "recipe.toml")
         with _getting_ready():
-            training = work.restore(prepare(settings, team=team), directory)
+            training = work.restore(prepare(settings, team=team), directory, ledger)
         if team.first:
             _play(training, directory, settings)
             return

@@ -165,6 +165,10 @@ def show_start(training: Training) -> None:
         f"engine {training.engine.name}",
         width=0,
     )
+    left = range(training.state.round, training.rounds)
+    if training.session is not None and not training.session.affordable(left):
+        room = f"{training.session.room:.0f} more rounds"
+        entry("", f"The budget of these data has room for {room} only.", width=0)
 
 
 def show_summary(result: Result, advice: list[str]) -> None:

@@ -66,6 +66,7 @@ class Settings(BaseModel):
     engine: str = "auto"
     engine_reason: str = ""  # why a run took its engine; kept when it is resumed
     evaluate_every: int | None = None
+    checkpoint_every: int | None = Field(default=None, ge=1)  # rounds; None: at every evaluation
     recipe: dict[str, Any] | None = None  # resolved; used instead of algorithm and parameters
 
 
@@ -216,6 +217,7 @@ def prepare(
         team=team or ALONE,
     )
     prepared.engine_reason = settings.engine_reason or prepared.engine_reason
+    prepared.checkpoint_every = settings.checkpoint_every or 0
     return prepared
 
 

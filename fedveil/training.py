@@ -13,6 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedveil import charging
+from fedveil.charging import Trace
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.processes import ALONE, Team
@@ -27,12 +29,16 @@ from fedveil.parts.bound import ProbedClip
 from fedveil.privacy.accounting import check_delta
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
 from fedveil.privacy.secure import secured
+from fedveil.privacy.session import BudgetError, Session
 from fedveil.privacy.statement import Guarantee, Statement, guarantee, statement
 from fedveil.probe import probed
 from fedveil.recipe import Recipe, View
+from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
 from fedveil.runs.codec import to_plain
-from fedveil.runs.directory import RunDirectory, reading
+from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
+
+__all__ = ["Record", "Result", "Training", "checkpoint", "finish", "prepare", "restore", "train"]
 
 EVALUATIONS = 20  # how often at most a run looks at its test accuracy, unless told otherwise
 
@@ -73,25 +79,39 @@ class Training:
     budget: Budget | None
     state: State
     evaluate_every: int
+    fingerprint: str  # of the data
     engine_reason: str = ""  # why this engine
     records: list[Record] = field(default_factory=list)
     team: Team = ALONE  # the processes that work on it
+    checkpoint_every: int = 0  # rounds; 0 for whenever the run is evaluated
+    session: Session | None = None  # with the ledger
+    enrolled: bool = False
+
+    def enrol(
+        self, ledger: Path | None = None, saved: bool = False, trace: Trace | None = None
+    ) -> None:
+        """Ask the ledger whether the run is to be recorded, and whether it may go on."""
+        self.session = charging.enrol(self, ledger, saved, trace)
+        self.enrolled = True
 
     def step(self) -> Record:
-        """Play one round."""
+        """Reserve a round in the ledger, play it, publish it, and commit it."""
+        if not self.enrolled:
+            self.enrol()
         started = time.perf_counter()
+        charging.reserve(self)
         self.team.lead("play", self.state.x)
-        info = self.play()
+        state, info = self.play()
+        released = charging.check(self, state)
+        self.state = state  # published: from here on it can be seen
         record = self._record(info, time.perf_counter() - started)
         self.records.append(record)
+        charging.commit(self, info.round, released)
         return record
 
-    def play(self) -> Info:
+    def play(self) -> tuple[State, Info]:
         """This process's part of one round."""
-        self.state, info = play_round(
-            self.recipe, self.state, self.data, self.engine, self.key, self.team
-        )
-        return info
+        return play_round(self.recipe, self.state, self.data, self.engine, self.key, self.team)
 
     @property
     def finished(self) -> bool:
@@ -100,17 +120,17 @@ class Training:
 
     def guarantee(self, view: View | None = None) -> Guarantee:
         """What has been spent so far, towards one with this view (the recipe's own if none)."""
-        return guarantee(
-            self.recipe, self.task.dim, self.data.clients, self.state.round, self.delta, view
-        )
+        recipe, rounds = charging.charged(self)
+        return guarantee(recipe, self.task.dim, self.data.clients, rounds, self.delta, view)
 
     def statement(self, rounds: int | None = None) -> Statement:
         """What has been spent so far, or will be after `rounds`, towards each view."""
+        recipe, played = charging.charged(self)
         return statement(
-            self.recipe,
+            recipe,
             self.task.dim,
             self.data.clients,
-            self.state.round if rounds is None else rounds,
+            played if rounds is None else rounds,
             self.delta,
             isinstance(self.key, SecretKey),
         )
@@ -221,7 +241,8 @@ def prepare(
         recipe = secured(recipe)
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     model_facts = task.fingerprint(x, data.inputs[0])
-    identity = run_key(seed, recipe, rounds, model_facts, data.fingerprint(), noise, delta)
+    fingerprint = data.fingerprint()
+    identity = run_key(seed, recipe, rounds, model_facts, fingerprint, noise, delta)
     team.require_same(identity)
     key = SecretKey.agreed(team.secret) if noise == "secure" else identity
     return Training(
@@ -239,6 +260,7 @@ def prepare(
         state=begin(recipe, x, data, rounds, key),
         evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
         team=team,
+        fingerprint=fingerprint,
     )
 
 
@@ -256,17 +278,23 @@ def train(
     watch: Callable[[Training, Record], None] | None = None,
     noise: Literal["seeded", "secure"] = "seeded",
     per_round: bool = False,
+    checkpoint_every: int | None = None,
+    ledger: str | Path | None = None,
 ) -> Result:
     """Train under (ε, δ), or with the recipe's own noise, whose ε is then reported.
 
     noise='secure' draws from the operating system's randomness, in whole numbers. Ctrl-C ends the
-    run after the current round, with the work so far in the result and on disk.
+    run after the current round, with the work so far in the result and on disk. A private run that
+    is saved is recorded in the ledger, and a budget set for the data is kept by every run.
     """
     training = prepare(
         recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every,
         noise=noise, per_round=per_round,
     )  # fmt: skip
-    directory = None if save is None else RunDirectory.create(Path(save))
+    training.checkpoint_every = checked_every(checkpoint_every)
+    place = None if save is None else refuse_taken(Path(save))
+    training.enrol(None if ledger is None else Path(ledger), saved=place is not None)
+    directory = None if place is None else RunDirectory.create(place)
     if directory is not None:
         directory.save_settings(_settings(training, model))
     return finish(training, directory, watch)
@@ -277,17 +305,26 @@ def finish(
     directory: RunDirectory | None = None,
     watch: Callable[[Training, Record], None] | None = None,
 ) -> Result:
-    """Play the rounds that are left; save at every evaluation and at the end."""
-    if directory is not None and training.team.size > 1 and not training.state.round:
-        checkpoint(training, directory)  # to go on from, should a process be lost early
-    with stop_after_interrupt() as stopped:
-        while not (training.finished or stopped() or training.team.wished):
-            record = training.step()
+    """Play the rounds that are left; save every so often and at the end.
+
+    Where a budget ends the run, what was played is saved before the refusal is raised.
+    """
+    refusal: BudgetError | None = None
+    with at_work(training, directory), stop_after_interrupt() as stopped:
+        while not (training.finished or stopped() or training.team.wished or refusal):
+            try:
+                record = training.step()
+            except BudgetError as problem:
+                refusal = problem
+                continue
             if watch is not None:
                 watch(training, record)
-            if directory is not None and record.loss is not None:
+            if directory is not None and due(training, record):
                 checkpoint(training, directory)
         result = conclude(training, directory)
+        if training.session is not None:
+            said = result.guarantee
+            training.session.end(said.view, said.rounds, said.epsilon)
         if directory is not None:
             checkpoint(training, directory)
             directory.save_model(result.model.state_dict())
@@ -296,6 +333,9 @@ def finish(
             directory.save_summary(result.summary())
             directory.save_statement(result.statement.text())
     training.team.lead("end", training.state.x)
+    if refusal is not None:
+        refusal.result = result
+        raise refusal
     return result
 
 
@@ -305,34 +345,9 @@ def follow(training: Training) -> None:
     with stop_after_interrupt() as stopped:
         while (order := team.follow(stopped(), training.state.x)) != "end":
             if order == "play":
-                training.play()
+                training.state, _ = training.play()
             else:
                 team.gather(training.state.memory)
-
-
-def checkpoint(training: Training, directory: RunDirectory) -> None:
-    """Metrics first, then the state: a resumed run drops rows beyond its state."""
-    training.team.lead("gather", training.state.x)
-    training.team.gather(training.state.memory)
-    directory.save_metrics([asdict(record) for record in training.records])
-    directory.save_checkpoint(training.state, training.identity)
-
-
-def restore(training: Training, directory: RunDirectory) -> Training:
-    """Go on from a run's checkpoint; the streams depend on the round, so it is the same run."""
-    training.state = directory.load_checkpoint(training.state, training.identity)
-    if not training.team.first:
-        return training
-    if not training.finished:
-        directory.forget_results()  # they would tell of fewer rounds than are played from now on
-    rows = directory.load_metrics()[: training.state.round]
-    with reading(directory.path / "metrics.parquet"):
-        training.records = [Record(**row) for row in rows]
-        if [record.round for record in training.records] != list(
-            range(1, training.state.round + 1)
-        ):
-            raise ValueError(f"it does not have rounds 1 to {training.state.round}")
-    return training
 
 
 def conclude(training: Training, directory: RunDirectory | None = None) -> Result:
@@ -407,6 +422,7 @@ def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:
         "engine": training.engine.name,
         "evaluate_every": training.evaluate_every,
         "noise": "secure" if isinstance(training.key, SecretKey) else "seeded",
+        **({"checkpoint_every": training.checkpoint_every} if training.checkpoint_every else {}),
         **({"epsilon": training.budget.epsilon} if training.budget else {}),
         **({"model": model} if isinstance(model, str) else {}),
         "recipe": to_plain(training.recipe),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,26 @@ class Outcome:
 
 
 Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_ledger_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Also while fixtures of a whole module train."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVEIL_LEDGER", str(tmp_path_factory.mktemp("ledgers") / "shared.sqlite"))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty place for this test's ledger; the user's own is never touched.
+
+    The patch is its own, so that a test which undoes its patches keeps it.
+    """
+    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVEIL_LEDGER", str(path))
+        yield path
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ def test_a_parameter_is_shown_as_python_has_it(run: Run) -> None:
 def test_a_run_is_five_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None:
     out = trained(run("train", *NORMEC, "--rounds", 3, "--out", "a")).out
     a = tmp_path / "a"
-    assert {file.name for file in a.iterdir()} == FILES | {"memory-3.npy"}
+    assert {file.name for file in a.iterdir()} == FILES | {"memory-3.npy", "ledger.json"}
     assert pl.read_parquet(a / "metrics.parquet")["round"].to_list() == [1, 2, 3]
     module = SoftmaxRegression(64, 10)
     module.load_state_dict(load_file(a / "model.safetensors"))

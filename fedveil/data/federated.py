@@ -131,6 +131,14 @@ class Federated:
             whole.update(f"{part.dtype} {tuple(part.shape)} {digest(part)}\n".encode())
         return whole.hexdigest()
 
+    def contents(self) -> str:
+        """Σ SHA-256(example) mod 2²⁵⁶: the same for the same examples in any order and split."""
+        inputs, labels = self.inputs.contiguous().numpy(), self.labels.contiguous().numpy()
+        total = 0
+        for x, y in zip(inputs, labels, strict=True):
+            total += int.from_bytes(hashlib.sha256(x.tobytes() + y.tobytes()).digest(), "big")
+        return f"{total % 2**256:064x}"
+
     def by_example(self) -> Federated:
         """The same data with every example a population member of its own (unit: example)."""
         offsets = torch.arange(len(self.labels) + 1)

@@ -168,11 +168,11 @@ def _one_round(event: events.Round) -> Any:
                 value_discretization_interval=max(INTERVAL, epsilon / POINTS),
             )
         case events.PoissonSampled(rate, events.ApproximateRelease() as inner):
-            return _one_round(_subsampled(inner, rate))
+            return _one_round(subsampled(inner, rate))
         case events.SampledWithoutReplacement(
             cohort, population, events.ApproximateRelease() as inner
         ):
-            return _one_round(_subsampled(inner, cohort / population))
+            return _one_round(subsampled(inner, cohort / population))
         case _:
             raise TypeError(f"no accounting for {event!r}")
 
@@ -193,7 +193,7 @@ def _coarse(widest: float) -> float:
     return widest / POINTS if widest / POINTS > INTERVAL else 0.0
 
 
-def _subsampled(event: events.ApproximateRelease, rate: float) -> events.ApproximateRelease:
+def subsampled(event: events.ApproximateRelease, rate: float) -> events.ApproximateRelease:
     """(log(1 + q(e^ε − 1)), qδ).  Balle et al. 2018, Thm. 8 and 9."""
     amplified = math.log1p(rate * math.expm1(min(event.epsilon, 700.0)))
     return events.ApproximateRelease(min(amplified, event.epsilon), rate * event.delta)

@@ -6,6 +6,8 @@ leaves the older file as it was.
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import io
 import itertools
 import json
@@ -23,12 +25,15 @@ from fedveil.errors import UserError
 from fedveil.loop import State
 
 CHECKPOINT = "checkpoint.safetensors"
+TRACE = "ledger.json"
+MODE = 0o700  # a run's directory holds private data: norms, client memory, who took part
 
 
 class RunDirectory:
     """Where one run is kept."""
 
     def __init__(self, path: Path) -> None:
+        self._claim: int | None = None
         self.path = path
 
     @classmethod
@@ -37,6 +42,7 @@ class RunDirectory:
         refuse_taken(path)
         with saving(path):
             path.mkdir(parents=True, exist_ok=True)
+            path.chmod(MODE)
         return cls(path)
 
     @classmethod
@@ -56,6 +62,51 @@ class RunDirectory:
         if not (path / "recipe.toml").is_file():
             raise UserError(f"{path} is not a run: it has no recipe.toml; name a run's directory.")
         return cls(path)
+
+    def claim(self) -> None:
+        """Be the only process at work here, until `release` or the end of the process."""
+        if self._claim is not None:
+            return
+        with saving(self.path):
+            self._claim = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as problem:
+            self.release()
+            raise UserError(
+                f"Another process is at work on {self.path}; wait for it to end, or end it."
+            ) from problem
+        except OSError:  # a file system that cannot lock directories
+            return
+        with saving(self.path):
+            for left in self.path.glob(".*.partial"):  # by a process that was killed
+                left.unlink()
+
+    def release(self) -> None:
+        """Let others work here."""
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
+
+    def __del__(self) -> None:
+        self.release()
+
+    def save_trace(self, trace: Mapping[str, Any]) -> None:
+        """ledger.json: which ledger knows this run, and how far it had come."""
+        self._save(TRACE, (json.dumps(trace, indent=2) + "\n").encode())
+
+    def load_trace(self) -> dict[str, Any] | None:
+        """ledger.json; None for a run that was not recorded."""
+        path = self.path / TRACE
+        if not path.is_file():
+            return None
+        with reading(path):
+            trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            return {name: trace[name] for name in ("ledger", "path", "run", "position", "hash")}
+
+    def has_checkpoint(self) -> bool:
+        """Whether there is one."""
+        return (self.path / CHECKPOINT).is_file()
 
     def save_settings(self, settings: Mapping[str, Any]) -> None:
         """recipe.toml: everything needed to run it again."""
@@ -130,8 +181,11 @@ class RunDirectory:
         """checkpoint.safetensors, after the client memory it refers to; `identity` is the run's."""
         if state.memory is not None:
             self._write(self._memory(state.round).name, state.memory.save)
+        digest = _digest(_tensors(state))
+        if state.memory is not None:
+            digest += _file_digest(self._memory(state.round))
         # One entry, for the library writes several in any order, and equal runs give equal bytes.
-        facts = json.dumps({"round": state.round, "identity": identity})
+        facts = json.dumps({"round": state.round, "identity": identity, "digest": digest})
         self._save_tensors(CHECKPOINT, _tensors(state), {"facts": facts})
         for old in self.path.glob("memory-*.npy"):
             if old != self._memory(state.round):
@@ -154,9 +208,16 @@ class RunDirectory:
                 "would be miscounted; undo the change to recipe.toml or the data, or train anew."
             )
         _check_shapes(path, _tensors(state), tensors)
+        digest = _digest(tensors)
         if state.memory is not None:
             with reading(self._memory(round)):
+                digest += _file_digest(self._memory(round))
                 state.memory.restore(self._memory(round))
+        if facts.get("digest", digest) != digest:
+            raise UserError(
+                f"{path} or its memory-{round}.npy is not as it was written: some of it was "
+                "altered or lost; restore it from a copy, or train anew."
+            )
         return State(
             round=round,
             x=tensors["x"],
@@ -190,19 +251,21 @@ class RunDirectory:
                 with partial.open("rb") as file:
                     os.fsync(file.fileno())
                 partial.replace(self.path / name)
+                _sync(self.path)
             finally:
                 partial.unlink(missing_ok=True)
 
 
-def refuse_taken(path: Path) -> None:
-    """Raise where a run could not be saved without touching what is there."""
+def refuse_taken(path: Path) -> Path:
+    """The path itself; refused where a run could not be saved without touching what is there."""
     with saving(path):
-        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        taken = path.exists() and (not path.is_dir() or any(map(_kept, path.iterdir())))
     if taken:
         raise UserError(
             f"{path} already holds something; choose another --out, or go on with "
             f"`fedveil train --resume {path}`."
         )
+    return path
 
 
 @contextmanager
@@ -235,10 +298,24 @@ def reading(path: Path) -> Iterator[None]:
 def _made(path: Path) -> bool:
     """Whether this call made the directory; two runs that start at once never share one."""
     try:
-        path.mkdir(parents=True)
+        path.mkdir(mode=MODE, parents=True)
     except FileExistsError:
         return False
     return True
+
+
+def _kept(file: Path) -> bool:
+    """Whether a file is more than what a killed process had not finished writing."""
+    return not (file.name.startswith(".") and file.name.endswith(".partial"))
+
+
+def _sync(directory: Path) -> None:
+    """Make a new name in a directory outlast a power cut."""
+    file = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _tensors(state: State) -> dict[str, Tensor]:
@@ -247,6 +324,19 @@ def _tensors(state: State) -> dict[str, Tensor]:
     named |= {f"output.{name}": leaf for name, leaf in state.output.items()}
     kept = {"direction": state.direction, "threshold": state.threshold, "taken": state.taken}
     return named | {name: leaf for name, leaf in kept.items() if leaf is not None}
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Of all numbers, in the order of their names."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        found.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -1,0 +1,284 @@
+"""`fedveil budget`: what has been spent on each data set, and what may still be."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedveil.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedveil.data.federated import Federated
+    from fedveil.privacy.chain import Entry
+    from fedveil.privacy.ledger import Account, Ledger
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+Where = Annotated[
+    Path | None, typer.Option("--ledger", help="The ledger; FEDVEIL_LEDGER, or your own.")
+]
+Target = Annotated[
+    str | None,
+    typer.Argument(help="A run's directory, a settings file, or a data set's name or fingerprint."),
+]
+WIDTH = 13
+
+
+@app.callback()
+def budget() -> None:
+    """See, set and check what may be spent on each data set, over all runs."""
+
+
+@app.command()
+def show(
+    target: Target = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Say ε at this δ; else the budget's, or the runs' least.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    ledger: Where = None,
+) -> None:
+    """Say what has been spent on each data set, towards each view, and of which budget."""
+    from fedveil.progress import entry
+
+    books = _existing(ledger)
+    shown = [_summary(books, account, delta) for account in _chosen(books, target)]
+    if as_json:
+        head = books.head._asdict() if books is not None else None
+        print(json.dumps({"head": head, "accounts": shown}, indent=2, ensure_ascii=False))
+        return
+    if books is None:
+        print("Nothing is recorded yet.")
+        return
+    for summary in shown:
+        entry("Data", f"{summary['data']}, {summary['population']} ({summary['account']})", WIDTH)
+        for line in summary["views"]:
+            entry(f"  {line['view']}", line["text"], WIDTH)
+        entry("Recorded", summary["recorded"], WIDTH)
+        print()
+    entry("Ledger", f"{books.path}", WIDTH)
+    entry("Head", f"{books.head.position}:{books.head.hash}", WIDTH)
+
+
+@app.command("set")
+def set_(
+    target: Annotated[str, typer.Argument(help="A run's directory or a settings file.")],
+    epsilon: Annotated[float | None, typer.Option(help="What all runs together may spend.")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The δ that goes with it; 1e-5 or less if not said.")
+    ] = None,
+    view: Annotated[
+        str, typer.Option(help="Whom it is kept against: models, sum or messages.")
+    ] = "models",
+    lift: Annotated[bool, typer.Option("--lift", help="End this view's budget.")] = False,
+    ledger: Where = None,
+) -> None:
+    """Set the budget of a data set, which every run on it will keep from now on."""
+    from fedveil.privacy.calibrate import Budget, sensible_delta
+    from fedveil.privacy.ledger import VIEWS, Account, ledger_path, open_ledger
+
+    if view not in VIEWS:
+        raise unknown("view", view, VIEWS)
+    if lift == (epsilon is not None):
+        raise UserError("Give --epsilon for a new budget, or --lift to end the one that stands.")
+    data = _data_of(Path(target))
+    account = Account(data.fingerprint(), data.unit)
+    budget = None
+    if epsilon is not None:
+        budget = Budget(epsilon, sensible_delta(data.clients) if delta is None else delta)
+    books = open_ledger(ledger_path(ledger))
+    books.grant(account, view, budget, data.name, data.contents())
+    if budget is None:
+        print(f"No budget stands for {data.name} ({account}) in view '{view}' any more.")
+        return
+    spent = books.spent(account, view, budget.delta, budget.epsilon)
+    print(
+        f"All runs on {data.name} ({account}) together may spend ε = {budget.epsilon:g} at "
+        f"δ = {budget.delta:g} in view '{view}'; {_amount(spent)} is spent."
+    )
+
+
+@app.command()
+def history(target: Target = None, ledger: Where = None) -> None:
+    """List what was entered, oldest first: runs, their rounds, budgets."""
+    from fedveil.privacy.ledger import Books
+
+    books = _existing(ledger)
+    if books is None:
+        print("Nothing is recorded yet.")
+        return
+    chosen = set(_chosen(books, target))
+    runs, lines = Books(), dict[int, list[Any]]()
+    for entry in books.chain.entries():
+        runs.apply(entry)
+        if entry.kind in ("reserve", "commit", "end"):
+            if entry.body["run"] in lines:
+                lines[entry.body["run"]].append(entry)
+        elif "fingerprint" not in entry.body or _account(entry) in chosen:
+            lines[entry.position] = [entry]
+    for first, *rest in lines.values():
+        print(f"{first.position:>7}  {first.body['at']}  {_line(first, rest)}")
+
+
+@app.command()
+def verify(
+    head: Annotated[
+        str | None, typer.Option(help="A head noted earlier, POSITION:HASH: is it still there?")
+    ] = None,
+    anchor_anew: Annotated[
+        bool,
+        typer.Option("--anchor-anew", help="Trust the database without its .head; noted in it."),
+    ] = False,
+    ledger: Where = None,
+) -> None:
+    """Check every entry's hash, and derive every ε again from the recorded events."""
+    from fedveil.privacy.ledger import Ledger, ledger_path
+    from fedveil.privacy.verify import verify as verdict_of
+
+    if anchor_anew:
+        trusted = Ledger(ledger_path(ledger), trusting=True)
+        trusted.chain.anchor_anew()
+        trusted.close()
+    books = _existing(ledger)
+    if books is None:
+        raise UserError(f"There is no ledger at {ledger_path(ledger)}; name it with --ledger.")
+    if head is not None:
+        _check_head(books, head)
+    verdict = verdict_of(books)
+    print(
+        f"{verdict.entries} entries are whole; {verdict.rounds} rounds are charged, of which "
+        f"{verdict.uncommitted} were never committed; {verdict.epsilons} values of ε were derived "
+        "again."
+    )
+    for problem in verdict.problems:
+        print(f"  {problem}.")
+    if verdict.problems:
+        raise typer.Exit(1)
+
+
+def _existing(path: Path | None) -> Ledger | None:
+    from fedveil.privacy.chain import Chain
+    from fedveil.privacy.ledger import Ledger, ledger_path
+
+    where = ledger_path(path)
+    return Ledger(where) if Chain.exists(where) else None
+
+
+def _chosen(books: Ledger | None, target: str | None) -> list[Account]:
+    """The accounts that a name, a fingerprint's beginning, a run or a settings file stands for."""
+    from fedveil.privacy.ledger import Account
+
+    known = [] if books is None else books.accounts()
+    if target is None:
+        return known
+    if Path(target).exists():
+        data = _data_of(Path(target))
+        return [a for a in known if a == Account(data.fingerprint(), data.unit)]
+    names = {a: _name(books, a) for a in known if books is not None}
+    found = [a for a in known if target in (names[a], str(a)) or a.fingerprint.startswith(target)]
+    if not found:
+        raise unknown("data set in the ledger named", target, names.values())
+    return found
+
+
+def _data_of(target: Path) -> Federated:
+    """The data that a run or a settings file is about, by the unit it protects."""
+    from fedveil.settings import load_data, read_run, resolve_recipe
+
+    settings = read_run(target / "recipe.toml" if target.is_dir() else target)
+    data = load_data(settings.data)
+    return data.by_example() if resolve_recipe(settings).unit == "example" else data
+
+
+def _name(books: Ledger, account: Account) -> str:
+    for stream in books.of(account):
+        return str(stream.body["data"])
+    return next((g.data for g in books.granted.get(account, {}).values()), "unknown")
+
+
+def _account(entry: Entry) -> Account:
+    from fedveil.privacy.ledger import Account
+
+    return Account(entry.body["fingerprint"], entry.body["unit"])
+
+
+def _summary(books: Ledger | None, account: Account, delta: float | None) -> dict[str, Any]:
+    from fedveil.privacy.calibrate import sensible_delta
+    from fedveil.privacy.ledger import VIEWS
+
+    assert books is not None
+    streams, budgets = books.of(account), books.budgets(account)
+    least = min((float(s.body["delta"]) for s in streams), default=sensible_delta(1))
+    rounds = sum(len(stream.rounds) for stream in streams)
+    open_ = sum(len(stream.rounds - stream.digests.keys()) for stream in streams)
+    size = f"{streams[0].body['population']:,} {account.unit}s" if streams else f"{account.unit}s"
+    lines = []
+    for view in VIEWS:
+        budget = budgets.get(view)
+        at = delta or (budget.delta if budget else least)
+        spent = books.spent(account, view, at, budget.epsilon if budget else None)
+        if budget is None and math.isinf(spent):
+            continue
+        allowed = f" of {budget.epsilon:g}" if budget else ""
+        text = f"{_amount(spent)}{allowed} at δ = {at:g}{_neighbours(books, account, view)}"
+        plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
+        lines.append({"view": view, "budget": budget.epsilon if budget else None, **plain})
+    return {
+        "account": str(account),
+        "fingerprint": account.fingerprint,
+        "unit": account.unit,
+        "data": _name(books, account),
+        "population": size,
+        "views": lines,
+        "rounds": rounds,
+        "uncommitted": open_,
+        "recorded": f"{rounds} rounds from {len(streams)} noise streams, {open_} not committed",
+    }
+
+
+def _neighbours(books: Ledger, account: Account, view: Any) -> str:
+    from fedveil.privacy.together import adjacency, fitting
+
+    runs = books.charged(account, view)
+    if not runs:
+        return ""
+    return f" ({adjacency(runs)})" if fitting(runs) else " (their neighbours do not fit together)"
+
+
+def _amount(epsilon: float) -> str:
+    from fedveil.privacy.statement import rounded_up
+
+    return f"ε = {rounded_up(epsilon)}"
+
+
+def _line(first: Entry, rest: list[Entry]) -> str:
+    body = first.body
+    match first.kind:
+        case "run":
+            reserved = {entry.body["round"] for entry in rest if entry.kind == "reserve"}
+            committed = {entry.body["round"] for entry in rest if entry.kind == "commit"}
+            return (
+                f"{body['recipe']} on {body['data']} ({_account(first)}): {len(reserved)} rounds "
+                f"reserved, {len(committed)} committed"
+            )
+        case "budget":
+            amount = "lifted"
+            if body["budget"] is not None:
+                amount = f"ε = {body['budget'][0]:g} at δ = {body['budget'][1]:g}"
+            return f"budget of {body['data']} ({_account(first)}), {body['view']}: {amount}"
+        case "anchored":
+            return "the database was trusted without its .head"
+        case _:
+            return f"ledger {body['ledger']} begins"
+
+
+def _check_head(books: Ledger, head: str) -> None:
+    position, _, hash = head.partition(":")
+    if not position.isdigit() or books.chain.hash_at(int(position)) != hash:
+        raise UserError(
+            f"The ledger {books.path} does not hold the head {head[:40]}…: it is an old copy, "
+            "another ledger, or was written anew; restore the right one."
+        )

@@ -1,0 +1,191 @@
+"""Between a training and the ledger: which runs are recorded, and what they have been charged."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.errors import UserError
+from fedveil.loop import State
+from fedveil.parts.cohort import FixedSize, Poisson
+from fedveil.privacy.chain import Chain
+from fedveil.privacy.ledger import (
+    ENVIRONMENT,
+    VIEWS,
+    Account,
+    Facts,
+    Ledger,
+    ledger_path,
+    open_ledger,
+)
+from fedveil.privacy.session import BudgetError, Session
+from fedveil.privacy.statement import guarantee, rounded_up
+from fedveil.privacy.together import plan
+from fedveil.recipe import Recipe
+from fedveil.streams import SecretKey, run_key
+
+if TYPE_CHECKING:
+    from fedveil.training import Training
+
+Trace = Mapping[str, Any]  # what a run's directory remembers of the ledger
+
+
+def enrol(
+    training: Training, path: Path | None = None, saved: bool = False, trace: Trace | None = None
+) -> Session | None:
+    """The training's session with the ledger; None for a run that is not recorded.
+
+    A private run that is saved is recorded. On data with a budget every run is, or it is refused.
+    """
+    if saved and trace is None and training.state.round and isinstance(training.key, SecretKey):
+        raise UserError(
+            "This run's ledger.json is missing, which tells how much of its secret noise was drawn "
+            "before; restore it, or train anew."
+        )
+    where = _where(path, trace)
+    recorded = saved and training.recipe.private
+    if not recorded and not Chain.exists(where):
+        return None
+    ledger = open_ledger(where)
+    try:
+        if trace is not None:
+            ledger.recognise(trace)
+        account = Account(training.fingerprint, training.recipe.unit)
+        _refuse_other_split(ledger, account, training)
+        if not recorded and not ledger.budgets(account):
+            ledger.close()
+            return None
+        run = secrets.token_hex(16) if trace is None else str(trace["run"])
+        session = Session(ledger, _facts(training, account), run, training.state.round)
+    except BaseException:
+        ledger.close()
+        raise
+    try:
+        _check_start(training, session)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def charged(training: Training) -> tuple[Recipe, int]:
+    """The recipe and the rounds that a statement has to speak of.
+
+    Rounds that were drawn and lost in a crash count, and come on top of a cap.
+    """
+    session, recipe = training.session, training.recipe
+    if session is None:
+        return recipe, training.state.round
+    return redrawn(recipe, session.redrawn), max(session.rounds, training.state.round)
+
+
+def redrawn(recipe: Recipe, rounds: int) -> Recipe:
+    """The recipe whose cap, if it has one, is not kept by so many rounds that were drawn anew."""
+    cohort = recipe.cohort
+    if not rounds or cohort.cap is None or not isinstance(cohort, Poisson | FixedSize):
+        return recipe
+    return replace(recipe, cohort=replace(cohort, cap=cohort.cap + rounds))
+
+
+def reserve(training: Training) -> None:
+    """Charge the next round to the run's own budget and to its data's, or refuse it."""
+    if training.session is None:
+        return
+    _keep_own_budget(training, training.session)
+    training.session.reserve(training.state.round)
+
+
+def check(training: Training, state: State) -> str:
+    """The digest of what a round is about to publish; a round played again must come out equal."""
+    if training.session is None:
+        return ""
+    released = digest(state)
+    training.session.check(training.state.round, released)
+    return released
+
+
+def commit(training: Training, round: int, released: str) -> None:
+    """Note that a round was published."""
+    if training.session is not None:
+        training.session.commit(round, released)
+
+
+def digest(state: State) -> str:
+    """A hash of what a round has released."""
+    found = hashlib.blake2b(state.x.numpy().tobytes(), digest_size=16)
+    if state.threshold is not None:
+        found.update(state.threshold.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _where(path: Path | None, trace: Trace | None) -> Path:
+    if path is None and trace is not None and ENVIRONMENT not in os.environ:
+        path = Path(trace["path"])
+    where = ledger_path(path)
+    if trace is not None and not Chain.exists(where):
+        raise UserError(
+            f"This run is recorded in the ledger that was at {trace['path']}, and {where} is not "
+            "there; restore it, or name it with --ledger."
+        )
+    return where
+
+
+def _facts(training: Training, account: Account) -> Facts:
+    recipe, size = training.recipe, (training.task.dim, training.data.clients)
+    if isinstance(training.key, SecretKey):
+        stream = f"secret {secrets.token_hex(16)}"  # a name, of a key that nobody else has
+    else:
+        stream = f"seeded {run_key('ledger', training.identity)}"
+    return Facts(
+        account=account,
+        data=training.data.name,
+        population=training.data.clients,
+        recipe=recipe.name,
+        stream=stream,
+        rounds=training.rounds,
+        delta=training.delta,
+        plans={view: plan(recipe, *size, view) for view in VIEWS},
+    )
+
+
+def _refuse_other_split(ledger: Ledger, account: Account, training: Training) -> None:
+    """Data with a budget, dealt out anew, are no data without a budget."""
+    standing = [g for views in ledger.granted.values() for g in views.values()]
+    if not standing or ledger.budgets(account):
+        return
+    contents = training.data.contents()
+    kin = next((g for g in standing if g.contents == contents), None)
+    if kin is not None:
+        raise UserError(
+            f"A budget stands for these examples ('{kin.data}'), but for another unit or another "
+            "split over clients; train on the data as they were, or set a budget for this way too "
+            "(`fedveil budget set`)."
+        )
+
+
+def _check_start(training: Training, session: Session) -> None:
+    """Refuse what has no room at all, and a state that is not the one that was released."""
+    if training.state.round:
+        session.check(training.state.round - 1, digest(training.state))
+    if not training.finished:
+        session.require(training.state.round)
+
+
+def _keep_own_budget(training: Training, session: Session) -> None:
+    """Where rounds were lost and drawn anew, a run's own ε does not last for all of its rounds."""
+    if training.budget is None or not session.redrawn:
+        return
+    recipe, rounds = charged(training)
+    size = (training.task.dim, training.data.clients)
+    needed = guarantee(recipe, *size, rounds + 1, training.delta).epsilon
+    if needed > training.budget.epsilon:
+        raise BudgetError(
+            f"Round {training.state.round + 1} of {training.recipe.name} would bring the run to "
+            f"epsilon = {rounded_up(needed, 4)}, over its own {training.budget.epsilon:g}, since "
+            f"{session.redrawn} rounds were lost in a crash and drawn anew; it was not played."
+        )

@@ -1,0 +1,234 @@
+"""What several runs on the same data come to: ε(δ) that holds however the next one is chosen.
+
+Who sees the first run's models may choose the second run's noise by them. Composition theorems for
+events that are fixed beforehand do not cover that (Rogers et al. 2016); the argument for what is
+counted here is in docs/privacy.md, "The ledger".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedveil.parts.bound import AdaptiveClip, ProbedClip
+from fedveil.privacy import accounting, events
+from fedveil.privacy.norms import Adjacency
+from fedveil.privacy.plain import event_from_plain, event_to_plain
+from fedveil.recipe import Recipe, View
+
+ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # at which every noise is known
+MANY = 10**9  # rounds: more than anybody plays
+
+
+class Way(NamedTuple):
+    """One proof: the event of a round, of which at most `most` count."""
+
+    event: events.Round
+    most: int | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run releases towards one view, round by round, and for which neighbours it holds."""
+
+    ways: tuple[Way, ...]
+    adjacencies: tuple[Adjacency, ...]
+
+    def spent(self, rounds: int) -> events.Spent:
+        """As `Recipe.spent` has it: so many rounds, the better proof of two."""
+        ways = tuple(
+            events.Composed(event, rounds if most is None else min(rounds, most))
+            for event, most in self.ways
+        )
+        return ways[0] if len(ways) == 1 else events.Either(ways)
+
+    def redrawn(self, rounds: int) -> Plan:
+        """The same where so many rounds were lost and drawn anew: they come on top of a cap."""
+        ways = (Way(event, None if most is None else most + rounds) for event, most in self.ways)
+        return replace(self, ways=tuple(ways))
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        ways = [{"event": event_to_plain(event), "most": most} for event, most in self.ways]
+        return {"ways": ways, "adjacencies": list(self.adjacencies)}
+
+    @staticmethod
+    def from_plain(plain: Mapping[str, Any]) -> Plan:
+        """The plan that `plain` wrote down."""
+        ways = (Way(event_from_plain(way["event"]), way["most"]) for way in plain["ways"])
+        return Plan(tuple(ways), tuple(plain["adjacencies"]))
+
+
+def plan(recipe: Recipe, dim: int, population: int, view: View) -> Plan:
+    """What a run of a recipe with settled noise will release towards a view."""
+    adjacencies = covered(recipe, view)
+    if isinstance(recipe.bound, ProbedClip):
+        reason = "its clipping threshold was taken from these data without noise"
+        return Plan((Way(events.NonPrivate(reason), None),), adjacencies)
+    spent = recipe.spent(dim, population, MANY, view)
+    ways = spent.ways if isinstance(spent, events.Either) else (spent,)
+    composed = (way for way in ways if isinstance(way, events.Composed))
+    capped = (Way(way.event, None if way.count == MANY else way.count) for way in composed)
+    return Plan(tuple(capped), adjacencies)
+
+
+def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:
+    """The neighbours for which a recipe's events hold; the one it was accounted for comes first.
+
+    Blanking a unit out is replacing it by one whose message is zero, and for a sum with noise from
+    the server it is removing it. Only the count of an adaptive clip tells the last two apart.
+    """
+    own = recipe.adjacency(view)
+    if own == "replace-one":
+        return ("replace-one", "zero-out")
+    if own == "add-remove":
+        apart = isinstance(recipe.bound, AdaptiveClip)
+        return ("add-remove",) if apart else ("add-remove", "zero-out")
+    return ("zero-out", "add-remove") if recipe.noise.at == "server" else ("zero-out",)
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A run as the ledger has it: what it planned, and how many rounds were reserved."""
+
+    plan: Plan
+    planned: int
+    rounds: int
+
+
+def adjacency(runs: Sequence[Charged]) -> Adjacency:
+    """The neighbours that an account speaks of, fixed by its first run: zero-out if it can be."""
+    first = runs[0].plan.adjacencies
+    return "zero-out" if "zero-out" in first else first[0]
+
+
+def fitting(runs: Sequence[Charged]) -> bool:
+    """Whether all runs' events hold for the account's neighbours."""
+    return all(adjacency(runs) in run.plan.adjacencies for run in runs)
+
+
+def epsilon(runs: Sequence[Charged], delta: float, target: float | None = None) -> float:
+    """What the runs have spent together, in the order they began, towards keeping `target`.
+
+    One kind of release: as accounted, at δ up to the first run's plan and at a half of it beyond.
+    Several kinds: by Rényi divergences, at what is left of δ.
+    """
+    runs = [run for run in runs if run.rounds]
+    if not runs:
+        return 0.0
+    if not fitting(runs):
+        return math.inf
+    first, total = runs[0], sum(run.rounds for run in runs)
+    alike = all(run.plan == first.plan for run in runs)
+    if alike and (len(runs) == 1 or all(way.most is None for way in first.plan.ways)):
+        at = delta if total <= first.planned else _share(first, delta, target)
+        return accounting.epsilon(first.plan.spent(total), at)
+    return _by_orders(runs, delta - _share(first, delta, target), target)
+
+
+def _share(first: Charged, delta: float, target: float | None) -> float:
+    """What is set aside for never leaving the first kind: δ/2, or all that its plan may use."""
+    if target is None:
+        return delta / 2
+    planned = accounting.delta(first.plan.spent(first.planned), target)
+    return min(max(delta / 2, planned), delta)
+
+
+def _by_orders(runs: Sequence[Charged], delta: float, target: float | None) -> float:
+    """min over α of the ε of Σ D_α at ¾δ shared by the orders; ¼δ pays for what was set aside.
+
+    Each order alone is a filter, whatever is chosen: Feldman and Zrnic 2021. Which orders share is
+    settled by the target; without one, by what would have been best.
+    """
+    from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
+
+    if delta <= 0:
+        return math.inf
+    parts = [_divergence(_way(run), run.rounds) for run in runs]
+    total = np.sum([part.orders for part in parts], axis=0)
+    several = range(1, len(ORDERS) + 1) if target is None else [_useful(target, delta)]
+    found = min(float(compute_epsilon(ORDERS[:m], total[:m], 0.75 * delta / m)[0]) for m in several)
+    largest = min(max(found, target or 0.0), 700.0)
+    aside = sum(part.escape + (1 + math.exp(largest)) * part.distance for part in parts)
+    return found if aside <= delta / 4 else math.inf
+
+
+def _useful(target: float, delta: float) -> int:
+    """How many of the orders can be the best one for this ε: not those beyond a Gaussian's own.
+
+    >>> ORDERS[_useful(8.0, 1e-5) - 1], ORDERS[_useful(1.0, 1e-5) - 1]
+    (4.0, 30.0)
+    """
+    best = 1 + 2 * math.log(1 / delta) / target
+    return min(sum(order < best for order in ORDERS) + 1, len(ORDERS))
+
+
+def _way(run: Charged) -> Way:
+    """The proof to count a run by, chosen by its plan and so before its first round."""
+    middle = ORDERS.index(7.0)
+    return min(run.plan.ways, key=lambda way: _divergence(way, run.planned).orders[middle])
+
+
+class _Divergence(NamedTuple):
+    """D_α ≤ orders at ORDERS, up to `escape` and `distance` as in `events.RenyiRelease`."""
+
+    orders: np.ndarray
+    escape: float
+    distance: float
+
+
+def _divergence(way: Way, rounds: int) -> _Divergence:
+    count = rounds if way.most is None else min(rounds, way.most)
+    once = _once(way.event)
+    return _Divergence(count * once.orders, count * once.escape, count * once.distance)
+
+
+def _once(event: events.Round) -> _Divergence:
+    """Of one release, by dp-accounting where it has one."""
+    import dp_accounting as dp
+
+    match event:
+        case events.NonPrivate():
+            return _Divergence(np.full(len(ORDERS), np.inf), 0.0, 0.0)
+        case events.Proven(ways):
+            return _once(next((w for w in ways if isinstance(w, events.RenyiRelease)), ways[0]))
+        case events.RenyiRelease(divergences, escape, distance):
+            places = [events.ORDERS.index(order) for order in ORDERS]
+            return _Divergence(np.array(divergences)[places], escape, distance)
+        case events.GaussianRelease(ratio):
+            return _of_library(dp.GaussianDpEvent(ratio))
+        case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
+            return _of_library(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio)))
+        case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
+            return _of_library(
+                dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(ratio)),
+                dp.NeighboringRelation.REPLACE_ONE,
+            )
+        case events.ApproximateRelease() as pure:
+            return _of_pure(pure)
+        case events.PoissonSampled(rate, events.ApproximateRelease() as pure):
+            return _of_pure(accounting.subsampled(pure, rate))
+        case events.SampledWithoutReplacement(cohort, size, events.ApproximateRelease() as pure):
+            return _of_pure(accounting.subsampled(pure, cohort / size))
+    raise TypeError(f"no Rényi divergence for {event!r}")
+
+
+def _of_library(event: Any, relation: Any = None) -> _Divergence:
+    from dp_accounting.rdp import RdpAccountant
+
+    accountant = RdpAccountant(ORDERS, *([] if relation is None else [relation])).compose(event)
+    return _Divergence(np.array(accountant._rdp), 0.0, 0.0)  # it has no public way to ask
+
+
+def _of_pure(event: events.ApproximateRelease) -> _Divergence:
+    """(ε, δ): but for δ it is randomized response, whose D_α is the largest of all ε-DP.
+
+    D_α = ε + log((1 + e^{−(2α−1)ε})/(1 + e^{−ε}))/(α − 1).  Bun and Steinke 2016.
+    """
+    e, orders = event.epsilon, np.array(ORDERS)
+    gap = np.log1p(np.exp((1 - 2 * orders) * e)) - math.log1p(math.exp(-e))
+    return _Divergence(np.clip(e + gap / (orders - 1) + 1e-15, 0.0, e), event.delta, 0.0)

@@ -1,0 +1,88 @@
+"""verify: every entry read again, every ε derived again from the recorded events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from fedveil.privacy import accounting
+from fedveil.privacy.chain import Entry
+from fedveil.privacy.ledger import Account, Books, Ledger
+from fedveil.privacy.statement import rounded_up
+
+TOLERANCE = 1e-6  # of an ε that was recorded against the one derived now
+
+
+@dataclass
+class Verdict:
+    """What was looked at, and what does not agree."""
+
+    entries: int = 0
+    rounds: int = 0
+    uncommitted: int = 0  # reserved, but never said to be published: spent all the same
+    epsilons: int = 0  # of runs, derived again
+    problems: list[str] = field(default_factory=list)
+
+
+def verify(ledger: Ledger) -> Verdict:
+    """Derive again what each run's statement said and whether every budget was kept.
+
+    That the entries are whole and unaltered was checked when the ledger was opened.
+    """
+    ledger.chain.check_file()
+    verdict, books = Verdict(), Books()
+    before: dict[Account, int] = {}  # rounds charged when an account's budgets were last set
+    for entry in ledger.chain.entries():
+        verdict.entries += 1
+        if entry.kind == "budget":
+            account = Account(entry.body["fingerprint"], entry.body["unit"])
+            verdict.problems += _overspent(books, account, before)
+        books.apply(entry)
+        if entry.kind == "budget":
+            before[account] = _rounds(books, account)
+        if entry.kind == "end":
+            verdict.epsilons += 1
+            verdict.problems += _misstated(books, entry)
+    for account in books.accounts():
+        verdict.problems += _overspent(books, account, before)
+    for stream in books.streams.values():
+        verdict.rounds += len(stream.rounds)
+        verdict.uncommitted += len(stream.rounds - stream.digests.keys())
+        twice = sorted(round + 1 for round, found in stream.digests.items() if len(found) > 1)
+        if twice:
+            verdict.problems.append(
+                f"{stream.body['recipe']} on {stream.account}: rounds {twice} were released in two "
+                "versions under the same noise, whose difference no ε covers"
+            )
+    return verdict
+
+
+def _rounds(books: Books, account: Account) -> int:
+    return sum(len(stream.rounds) for stream in books.of(account))
+
+
+def _overspent(books: Books, account: Account, before: dict[Account, int]) -> Iterator[str]:
+    """Whether rounds were charged under a budget that had no room for them."""
+    if _rounds(books, account) == before.get(account, 0):
+        return
+    for view, budget in books.budgets(account).items():
+        spent = books.spent(account, view, budget.delta, budget.epsilon)
+        if spent > budget.epsilon:
+            yield (
+                f"{account}: ε = {rounded_up(spent)} was spent in view '{view}' under a budget of "
+                f"{budget.epsilon:g}"
+            )
+
+
+def _misstated(books: Books, entry: Entry) -> Iterator[str]:
+    """Whether a run's own ε is what its events come to."""
+    body, stream = entry.body, books.stream_of(entry.body["run"])
+    plan = stream.plans[body["view"]].redrawn(body["redrawn"])
+    found = accounting.epsilon(plan.spent(body["rounds"]), stream.body["delta"])
+    said = math.inf if body["epsilon"] is None else body["epsilon"]
+    if found != said and not abs(found - said) <= TOLERANCE * max(found, 1.0):
+        yield (
+            f"entry {entry.position}: {stream.body['recipe']} said ε = {said:.6g} after "
+            f"{body['rounds']} rounds, but its events come to {found:.6g}"
+        )

@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedveil import algorithms
+from fedveil import training as work
+from fedveil.data.federated import Federated
+from fedveil.errors import UserError
+from fedveil.parts.bound import ProbedClip
+from fedveil.privacy import accounting
+from fedveil.privacy.calibrate import Budget, most_rounds
+from fedveil.privacy.ledger import VIEWS, Account, Facts, Ledger, ledger_path, open_ledger
+from fedveil.privacy.session import BudgetError, Session
+from fedveil.privacy.together import plan
+from fedveil.privacy.verify import verify
+from fedveil.recipe import Recipe
+from fedveil.training import prepare, train
+
+DIM, CLIENTS, DELTA = 18, 12, 1e-5
+ACCOUNT = Account("ab" * 32, "client")
+POISSON = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
+OTHER = algorithms.dp_fedavg(noise_multiplier=4.0, rate=0.5, steps=1)
+FIXED = algorithms.dp_fedavg(noise_multiplier=4.0, clients=4, steps=1)
+
+
+def facts(recipe: Recipe = POISSON, stream: str = "seeded a", rounds: int = 50) -> Facts:
+    plans = {view: plan(recipe, DIM, CLIENTS, view) for view in VIEWS}
+    return Facts(ACCOUNT, "blobs", CLIENTS, recipe.name, stream, rounds, DELTA, plans)
+
+
+@pytest.fixture
+def books(ledger: Path) -> Iterator[Ledger]:
+    opened = open_ledger(ledger)
+    yield opened
+    opened.close()
+
+
+def grant(books: Ledger, epsilon: float, account: Account = ACCOUNT) -> Budget:
+    budget = Budget(epsilon, DELTA)
+    books.grant(account, "models", budget, "blobs", "contents")
+    return budget
+
+
+def played(session: Session, most: int = 1000) -> int:
+    """How many rounds it may reserve, until it is refused."""
+    for round in range(most):
+        try:
+            session.reserve(round)
+        except BudgetError:
+            return round
+    return most
+
+
+def spent(recipe: Recipe, rounds: int) -> float:
+    return accounting.epsilon(recipe.spent(DIM, CLIENTS, rounds), DELTA)
+
+
+# What counts
+
+
+def test_a_reserve_without_a_commit_is_spent(books: Ledger) -> None:
+    session = Session(books, facts(), "run")
+    session.reserve(0)
+    session.commit(0, "x")
+    session.reserve(1)
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 2)
+    again = Ledger(books.path)
+    assert again.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 2)
+    verdict = verify(again)
+    assert (verdict.rounds, verdict.uncommitted, verdict.problems) == (2, 1, [])
+
+
+def test_the_last_affordable_round_is_allowed_and_the_next_is_not(books: Ledger) -> None:
+    budget = grant(books, 3.0)
+    affordable = most_rounds(POISSON, budget, DIM, CLIENTS)
+    session = Session(books, facts(), "run")
+    assert session.room == affordable
+    assert played(session) == affordable
+    assert books.spent(ACCOUNT, "models", DELTA, 3.0) <= 3.0 < spent(POISSON, affordable + 1)
+    with pytest.raises(BudgetError) as refusal:
+        session.reserve(affordable)
+    assert str(refusal.value).startswith(
+        f"Round {affordable + 1} of dp_fedavg would bring what is spent on 'blobs' to epsilon = 3."
+    )
+    assert "over its budget of epsilon = 3 at delta = 1e-05 in view 'models'" in str(refusal.value)
+
+
+def test_a_plan_that_is_affordable_is_played_to_its_end(books: Ledger) -> None:
+    grant(books, spent(POISSON, 50))
+    assert played(Session(books, facts(), "run"), 50) == 50
+
+
+def test_a_budget_holds_across_runs_and_processes(books: Ledger) -> None:
+    budget = grant(books, 3.0)
+    affordable = most_rounds(POISSON, budget, DIM, CLIENTS)
+    first = Session(books, facts(rounds=5), "one")
+    played(first, 5)
+    first.close()
+    later = Ledger(books.path)
+    second = Session(later, facts(stream="seeded b"), "two")
+    assert 5 + played(second) in (affordable, affordable - 1)  # a half of δ counts
+    assert later.spent(ACCOUNT, "models", DELTA, 3.0) <= 3.0
+
+
+def test_a_budget_holds_across_recipes_whose_neighbours_differ(books: Ledger) -> None:
+    grant(books, 9.0)
+    for number, recipe in enumerate((POISSON, OTHER, FIXED)):
+        session = Session(books, facts(recipe, f"seeded {number}", 4), str(number))
+        assert played(session, 4) == 4
+        session._hold.release()
+    assert spent(POISSON, 4) < books.spent(ACCOUNT, "models", DELTA, 9.0) <= 9.0
+    session = Session(books, facts(POISSON, "seeded more", 200), "more")
+    assert 0 < played(session) < 200
+    assert books.spent(ACCOUNT, "models", DELTA, 9.0) <= 9.0
+
+
+def test_each_view_has_a_budget_of_its_own(books: Ledger) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=9.0, clients=6, noise_at="client", steps=1)
+    grant(books, 100.0)
+    free = Session(books, facts(recipe), "one")
+    assert free.room == 50
+    free._hold.release()
+    books.grant(ACCOUNT, "messages", Budget(4.0, DELTA), "blobs", "contents")
+    kept = Session(books, facts(recipe), "one")
+    assert kept.room < 5
+    with pytest.raises(BudgetError, match="in view 'messages'"):
+        kept.reserve(played(kept))
+
+
+def test_data_of_other_people_are_not_charged(books: Ledger) -> None:
+    grant(books, 0.5, Account("cd" * 32, "client"))
+    grant(books, 0.5, Account("ab" * 32, "example"))
+    assert played(Session(books, facts(), "run"), 50) == 50
+
+
+def test_a_budget_that_is_lifted_is_kept_no_more(books: Ledger) -> None:
+    grant(books, 0.01)
+    books.grant(ACCOUNT, "models", None, "blobs", "contents")
+    assert books.budgets(ACCOUNT) == {}
+    assert played(Session(books, facts(), "run"), 50) == 50
+
+
+def test_a_budget_set_while_a_run_goes_on_is_kept_from_then_on(books: Ledger) -> None:
+    session = Session(books, facts(), "run")
+    played(session, 3)
+    grant(Ledger(books.path), spent(POISSON, 4) * 1.001)
+    session.reserve(3)
+    with pytest.raises(BudgetError):
+        session.reserve(4)
+
+
+def test_neighbours_that_do_not_fit_are_refused_with_the_reason(books: Ledger) -> None:
+    adaptive = algorithms.dp_fedavg_adaptive(noise_multiplier=3.0, rate=0.5)
+    grant(books, 50.0)
+    first = Session(books, facts(POISSON), "one")
+    played(first, 2)
+    first._hold.release()
+    second = Session(books, facts(adaptive, "seeded b"), "two")
+    with pytest.raises(BudgetError, match="do not all hold for zero-out neighbours"):
+        second.reserve(0)
+
+
+# Noise is never drawn twice
+
+
+def test_the_same_stream_is_charged_once(books: Ledger) -> None:
+    for name in ("one", "one", "twin"):
+        session = Session(books, facts(), name)
+        for round in range(3):
+            session.reserve(round)
+            session.check(round, f"bytes {round}")
+            session.commit(round, f"bytes {round}")
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 3)
+    assert (Session(books, facts(), "twin").rounds, Session(books, facts(), "new").rounds) == (3, 0)
+
+
+def test_a_stream_that_is_spent_may_be_played_again_without_room(books: Ledger) -> None:
+    grant(books, 3.0)
+    session = Session(books, facts(), "one")
+    last = played(session)
+    session._hold.release()
+    again = Session(books, facts(), "one")
+    assert again.room == 0
+    assert played(again) == last
+
+
+def test_a_secret_stream_is_charged_anew(books: Ledger) -> None:
+    first = Session(books, facts(stream="secret 1"), "run")
+    played(first, 5)
+    resumed = Session(books, facts(stream="secret 2"), "run", 3)  # from a checkpoint
+    assert resumed.redrawn == 2
+    resumed.reserve(3)
+    assert resumed.rounds == 6
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 6)
+
+
+def test_other_bytes_under_the_same_noise_are_not_published_on_a_budget(books: Ledger) -> None:
+    grant(books, 10.0)
+    session = Session(books, facts(), "one")
+    session.reserve(0)
+    session.commit(0, "these bytes")
+    session.check(0, "these bytes")
+    with pytest.raises(UserError, match="Round 1 of dp_fedavg was released before with other"):
+        session.check(0, "other bytes")
+
+
+def test_without_a_budget_other_bytes_are_noted(books: Ledger) -> None:
+    session = Session(books, facts(), "one")
+    for released in ("these bytes", "other bytes", "these bytes"):
+        session.reserve(0)
+        session.check(0, released)
+        session.commit(0, released)
+    (problem,) = verify(books).problems
+    assert "rounds [1] were released in two versions under the same noise" in problem
+
+
+def test_rounds_that_the_ledger_does_not_know_are_charged(books: Ledger) -> None:
+    session = Session(books, facts(), "old", 4)
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 4)
+    assert (session.rounds, session.redrawn) == (4, 0)
+    secret = Session(books, facts(stream="secret"), "older", 4)
+    assert (secret.rounds, secret.redrawn) == (4, 0)
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 8)
+
+
+def test_a_session_that_has_ended_reserves_nothing(books: Ledger) -> None:
+    session = Session(books, facts(), "run")
+    session.close()
+    with pytest.raises(UserError, match="has ended"):
+        session.reserve(0)
+
+
+# One at a time
+
+OTHER_PROCESS = """
+import sys
+from tests.privacy.test_session import *
+
+try:
+    Session(open_ledger(Path(sys.argv[1])), facts(stream="seeded elsewhere"), "other").reserve(0)
+    print("entered")
+except UserError as refusal:
+    print(refusal)
+"""
+
+
+def elsewhere(path: Path) -> str:
+    command = [sys.executable, "-c", OTHER_PROCESS, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_data_with_a_budget_have_one_writer(books: Ledger) -> None:
+    grant(books, 10.0)
+    session = Session(books, facts(), "one")
+    refusal = elsewhere(books.path)
+    assert f"is in use by process {os.getpid()} on " in refusal
+    assert str(ACCOUNT) in refusal
+    with pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
+        grant(Ledger(books.path), 20.0)
+    session.close()
+    assert elsewhere(books.path) == "entered\n"
+
+
+def test_without_a_budget_simulations_may_go_on_side_by_side(books: Ledger) -> None:
+    session = Session(books, facts(), "one")
+    session.reserve(0)
+    assert elsewhere(books.path) == "entered\n"
+    session.reserve(1)
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 3)
+
+
+# Trainings
+
+
+@pytest.fixture
+def granted(blobs: Federated, ledger: Path) -> Ledger:
+    """A ledger with ε = 3 for the clients of blobs."""
+    books = open_ledger(ledger)
+    account = Account(blobs.fingerprint(), "client")
+    books.grant(account, "models", Budget(3.0, DELTA), "blobs", blobs.contents())
+    return books
+
+
+def account_of(blobs: Federated) -> Account:
+    return Account(blobs.fingerprint(), "client")
+
+
+def test_a_run_is_stopped_by_its_data_s_budget_and_saved(
+    blobs: Federated, granted: Ledger, tmp_path: Path
+) -> None:
+    affordable = most_rounds(POISSON, Budget(3.0, DELTA), DIM, CLIENTS)
+    with pytest.raises(BudgetError, match=f"Round {affordable + 1} of dp_fedavg") as refusal:
+        train(POISSON, blobs, rounds=50, delta=DELTA, save=tmp_path / "a")
+    result = refusal.value.result
+    assert len(result.records) == affordable
+    assert result.guarantee.epsilon <= 3.0
+    summary = json.loads((tmp_path / "a" / "summary.json").read_bytes())
+    assert (summary["rounds"], summary["rounds_planned"]) == (affordable, 50)
+
+
+def test_no_client_is_asked_for_a_round_that_is_refused(
+    blobs: Federated, granted: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loud = algorithms.dp_fedavg(noise_multiplier=0.1, rate=0.5, steps=1)
+    monkeypatch.delattr("fedveil.training.play_round")
+    with pytest.raises(BudgetError, match="Round 1 of dp_fedavg"):
+        train(loud, blobs, rounds=2, save=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_budget_is_kept_by_unsaved_runs_and_by_steps(blobs: Federated, granted: Ledger) -> None:
+    with pytest.raises(BudgetError, match=r"Round \d\d? of"):
+        train(POISSON, blobs, rounds=50, delta=DELTA)
+    training = prepare(OTHER, blobs, rounds=50)
+    with pytest.raises(BudgetError):
+        training.step()
+    granted.sync()
+    assert granted.spent(account_of(blobs), "models", DELTA, 3.0) <= 3.0
+
+
+def test_without_noise_nothing_is_trained_on_a_budget(
+    blobs: Federated, granted: Ledger, plain_recipe: Recipe
+) -> None:
+    with pytest.raises(BudgetError, match=r"no finite epsilon, .* since a message is not bounded"):
+        train(plain_recipe, blobs, rounds=1)
+    probing = replace(POISSON, bound=ProbedClip())
+    with pytest.raises(BudgetError, match="taken from these data without noise"):
+        train(probing, blobs, rounds=1)
+
+
+def test_the_same_examples_dealt_out_anew_need_a_budget_of_their_own(
+    blobs: Federated, granted: Ledger
+) -> None:
+    halves = replace(blobs, offsets=torch.tensor([0, 30, len(blobs.labels)]))
+    turned = replace(blobs, inputs=blobs.inputs.flip(0), labels=blobs.labels.flip(0))
+    for data in (halves, turned):
+        with pytest.raises(UserError, match="A budget stands for these examples"):
+            train(POISSON, data, rounds=1)
+    with pytest.raises(UserError, match="A budget stands for these examples"):
+        train(algorithms.dp_sgd(rate=0.5, noise_multiplier=1.0), blobs, rounds=1)
+    train(POISSON, replace(blobs, inputs=blobs.inputs + 1), rounds=1)
+
+
+def test_only_private_saved_runs_are_recorded_where_no_budget_stands(
+    blobs: Federated, plain_recipe: Recipe, ledger: Path, tmp_path: Path
+) -> None:
+    train(POISSON, blobs, rounds=1)
+    train(plain_recipe, blobs, rounds=1, save=tmp_path / "a")
+    assert not ledger.exists()
+    train(POISSON, blobs, rounds=2, save=tmp_path / "b")
+    books = Ledger(ledger)
+    assert books.spent(account_of(blobs), "models", DELTA) == spent(POISSON, 2)
+    assert books.spent(account_of(blobs), "messages", DELTA) == math.inf
+
+
+def test_a_ledger_can_be_named(blobs: Federated, ledger: Path, tmp_path: Path) -> None:
+    train(POISSON, blobs, rounds=1, save=tmp_path / "a", ledger=str(tmp_path / "deep" / "own"))
+    assert not ledger.exists()
+    assert Ledger(tmp_path / "deep" / "own").accounts() == [account_of(blobs)]
+    assert (tmp_path / "deep").stat().st_mode & 0o777 == 0o700
+
+
+def test_where_the_ledger_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ledger_path(Path("a")) == Path("a")
+    monkeypatch.setenv("FEDVEIL_LEDGER", "b")
+    assert ledger_path() == Path("b")
+    monkeypatch.delenv("FEDVEIL_LEDGER")
+    monkeypatch.setenv("XDG_STATE_HOME", "/state")
+    assert ledger_path() == Path("/state/fedveil/ledger.sqlite")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert ledger_path() == Path("/home/someone/.local/state/fedveil/ledger.sqlite")
+
+
+def test_an_equal_run_is_the_same_release(blobs: Federated, ledger: Path, tmp_path: Path) -> None:
+    for name in "ab":
+        train(POISSON, blobs, rounds=3, save=tmp_path / name)
+    train(POISSON, blobs, rounds=3, seed=1, save=tmp_path / "c")
+    books = Ledger(ledger)
+    assert [len(stream.rounds) for stream in books.of(account_of(blobs))] == [3, 3]
+    assert verify(books).problems == []
+
+
+def test_the_books_are_balanced_by_verify(blobs: Federated, ledger: Path, tmp_path: Path) -> None:
+    for name, recipe in {"a": POISSON, "b": FIXED}.items():
+        train(recipe, blobs, rounds=3, save=tmp_path / name)
+    verdict = verify(Ledger(ledger))
+    assert (verdict.rounds, verdict.epsilons, verdict.problems) == (6, 2, [])
+
+
+def test_verify_finds_a_wrong_epsilon(books: Ledger) -> None:
+    session = Session(books, facts(), "run")
+    played(session, 3)
+    session.end("models", 3, spent(POISSON, 3))
+    session.end("models", 3, spent(POISSON, 2))
+    (problem,) = verify(books).problems
+    assert "dp_fedavg said ε =" in problem
+    assert f"its events come to {spent(POISSON, 3):.6g}" in problem
+
+
+def test_verify_finds_rounds_that_no_budget_had_room_for(
+    books: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant(books, spent(POISSON, 3) * 1.001)
+    monkeypatch.setattr(Session, "require", lambda self, round: None)
+    session = Session(books, facts(), "run")
+    played(session, 3)
+    assert verify(books).problems == []
+    session.reserve(3)
+    (problem,) = verify(books).problems
+    assert "under a budget of" in problem
+
+
+def test_a_budget_below_what_was_spent_is_no_mistake_but_allows_nothing(books: Ledger) -> None:
+    first = Session(books, facts(), "run")
+    played(first, 3)
+    grant(books, spent(POISSON, 1))
+    assert verify(books).problems == []
+    with pytest.raises(BudgetError):
+        Session(books, facts(), "run").reserve(3)
+
+
+def test_a_finished_training_does_not_step_on(blobs: Federated, tmp_path: Path) -> None:
+    training = prepare(POISSON, blobs, rounds=3)
+    directory = work.RunDirectory.create(tmp_path / "a")
+    work.finish(training, directory)
+    with pytest.raises(UserError, match="has ended"):
+        training.step()

@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fedveil.privacy.ledger import Ledger
+from tests.conftest import Outcome, Run
+
+Refused = Callable[..., str]
+DIGITS = ("--dataset", "digits", "--clients", 20)
+NORMEC = ("--algorithm", "fed_alpha_normec", "--noise-multiplier", 9.0, *DIGITS)
+
+
+def well(outcome: Outcome) -> str:
+    assert outcome.code == 0, outcome
+    assert outcome.err == ""
+    return outcome.out
+
+
+def test_nothing_is_recorded_at_first(run: Run, refused: Refused, ledger: Path) -> None:
+    assert well(run("budget", "show")) == "Nothing is recorded yet.\n"
+    assert well(run("budget", "history")) == "Nothing is recorded yet.\n"
+    assert json.loads(well(run("budget", "show", "--json"))) == {"head": None, "accounts": []}
+    assert "There is no ledger at" in refused("budget", "verify")
+    assert not ledger.exists()
+
+
+def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
+    out = well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
+    said = re.search(r"  models     ε = (\S+) at δ = 1e-05", out)
+    assert said
+    shown = well(run("budget", "show"))
+    assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
+    assert f"  models     ε = {said[1]} at δ = 1e-05 (zero-out)\n" in shown
+    assert "Recorded     3 rounds from 1 noise streams, 0 not committed" in shown
+    for target in ("digits", "a", "a/recipe.toml"):
+        assert well(run("budget", "show", target)) == shown
+    plain = json.loads(well(run("budget", "show", "--json")))
+    assert plain["accounts"][0]["views"][0]["budget"] is None
+    assert f"{plain['head']['position']}:{plain['head']['hash']}" in shown
+
+
+def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_path: Path) -> None:
+    well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
+    out = well(run("budget", "set", "a", "--epsilon", 2))
+    assert re.search(r"may spend ε = 2 at δ = 1e-05 in view 'models'; ε = \S+ is spent", out)
+    outcome = run("train", *NORMEC, "--rounds", 30, "--out", "b")
+    assert outcome.code == 2
+    assert re.match(r"fedveil: Round \d+ of fed_alpha_normec would bring", outcome.err)
+    assert outcome.err.count("\n") == 1
+    stopped = json.loads((tmp_path / "b" / "summary.json").read_bytes())
+    assert 0 < stopped["rounds"] < 30
+    room = f"The budget of these data has room for {stopped['rounds']} more rounds only."
+    assert room in outcome.out.splitlines()
+    assert "no finite epsilon" in refused("train", "--algorithm", "fedavg", *DIGITS, "--out", "c")
+    assert "would bring" in refused("train", *NORMEC, "--rounds", 5, "--out", "c")
+    assert not (tmp_path / "c").exists()
+    assert "would bring" in refused("train", "--resume", "b")
+    assert json.loads((tmp_path / "b" / "summary.json").read_bytes()) == stopped
+    well(run("budget", "set", "b", "--epsilon", 90))
+    well(run("train", "--resume", "b"))
+    well(run("budget", "set", "b", "--lift"))
+    well(run("train", "--algorithm", "fedavg", *DIGITS, "--rounds", 1, "--out", "c"))
+    lines = well(run("budget", "history")).splitlines()
+    assert [
+        re.search(r"budget of .*: (.*)$", line)[1] for line in lines if "budget of" in line
+    ] == [
+        "ε = 2 at δ = 1e-05",
+        "ε = 90 at δ = 1e-05",
+        "lifted",
+    ]
+    assert "3 rounds reserved, 3 committed" in lines[1]
+    assert "entries are whole" in well(run("budget", "verify"))
+
+
+def test_a_seed_of_a_table_s_run_shares_its_budget(run: Run, table: Path) -> None:
+    flags = ("--path", table, "--client", "who", "--label", "y", "--noise-multiplier", 9.0)
+    flags = ("--algorithm", "fed_alpha_normec", *flags)
+    well(run("train", *flags, "--rounds", 2, "--out", "a"))
+    well(run("train", "a/recipe.toml", "--seed", 1, "--out", "b"))
+    assert "Recorded     4 rounds from 2 noise streams" in well(run("budget", "show"))
+
+
+def test_a_budget_can_be_set_before_the_first_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text(
+        'algorithm = "dp_sgd"\nrounds = 2\n[parameters]\nnoise_multiplier = 2.0\nrate = 0.1\n'
+        '[data]\ndataset = "digits"\nclients = 20\n'
+    )
+    out = well(run("budget", "set", "plan.toml", "--epsilon", 3, "--delta", 1e-6))
+    assert "/example) together may spend ε = 3 at δ = 1e-06 in view 'models'; ε = 0 is" in out
+    shown = well(run("budget", "show"))
+    assert "Data         digits, examples" in shown
+    assert "ε = 0 of 3 at δ = 1e-06" in shown
+    well(run("train", "plan.toml", "--out", "a"))
+    assert re.search(
+        r"models     ε = \S+ of 3 at δ = 1e-06 \(zero-out\)", run("budget", "show").out
+    )
+
+
+BAD = {
+    "no such run": (("set", "nowhere.toml", "--epsilon", 1), "Could not read nowhere.toml"),
+    "an unknown view": (("set", "a", "--epsilon", 1, "--view", "all"), "There is no view 'all'"),
+    "neither": (("set", "a"), "Give --epsilon for a new budget, or --lift"),
+    "both": (("set", "a", "--epsilon", 1, "--lift"), "Give --epsilon for a new budget, or --lift"),
+    "a negative budget": (("set", "a", "--epsilon", -1), "epsilon is -1"),
+    "a delta of one": (("set", "a", "--epsilon", 1, "--delta", 1), "delta is 1"),
+    "unknown data": (("show", "digit"), "did you mean 'digits'"),
+    "a head that is none": (("verify", "--head", "seven"), "does not hold the head seven"),
+    "a head of another": (("verify", "--head", "3:" + "f" * 64), "does not hold the head 3:f"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_sentence(name: str, run: Run, refused: Refused, ledger: Path) -> None:
+    well(run("train", *NORMEC, "--rounds", 1, "--out", "a"))
+    before = Ledger(ledger).head
+    arguments, words = BAD[name]
+    assert words in refused("budget", *arguments)
+    assert Ledger(ledger).head == before
+
+
+def test_a_head_noted_earlier_is_found_again(run: Run) -> None:
+    well(run("train", *NORMEC, "--rounds", 1, "--out", "a"))
+    head = re.search(r"^Head +(\d+:[0-9a-f]{64})$", well(run("budget", "show")), re.M)
+    assert head
+    well(run("train", *NORMEC, "--rounds", 2, "--out", "b"))
+    well(run("budget", "verify", "--head", head[1]))
+
+
+def test_an_altered_ledger_is_refused_everywhere(run: Run, refused: Refused, ledger: Path) -> None:
+    well(run("train", *NORMEC, "--rounds", 2, "--out", "a"))
+    database = sqlite3.connect(ledger)
+    database.execute("DROP TRIGGER kept")
+    database.execute("UPDATE entries SET body = replace(body, '9.0', '90.0') WHERE kind = 'run'")
+    database.commit()
+    database.close()
+    for command in (
+        ("budget", "show"),
+        ("budget", "history"),
+        ("budget", "verify"),
+        ("budget", "set", "a", "--epsilon", 1),
+        ("train", *NORMEC, "--rounds", 1, "--out", "b"),
+        ("train", "--resume", "a"),
+    ):
+        assert "cannot be trusted: entry 2 is not what was written there" in refused(*command)
+
+
+def test_a_wrong_epsilon_ends_verify_with_one(run: Run, ledger: Path) -> None:
+    well(run("train", *NORMEC, "--rounds", 2, "--out", "a"))
+    books = Ledger(ledger)
+    (end,) = [entry for entry in books.chain.entries() if entry.kind == "end"]
+    with books.writing():
+        books.chain.add("end", end.body | {"epsilon": end.body["epsilon"] / 2})
+    books.close()
+    outcome = run("budget", "verify")
+    assert outcome.code == 1
+    assert "fed_alpha_normec said ε =" in outcome.out
+
+
+def test_a_lost_head_is_written_anew_when_asked(run: Run, refused: Refused, ledger: Path) -> None:
+    well(run("train", *NORMEC, "--rounds", 1, "--out", "a"))
+    ledger.with_name(ledger.name + ".head").unlink()
+    assert "verify --anchor-anew" in refused("budget", "show")
+    well(run("budget", "verify", "--anchor-anew"))
+    assert "the database was trusted without its .head" in well(run("budget", "history"))
+
+
+def test_ledgers_are_named_by_flag(run: Run, ledger: Path, tmp_path: Path) -> None:
+    well(run("train", *NORMEC, "--rounds", 1, "--out", "a", "--ledger", "own.sqlite"))
+    assert not ledger.exists()
+    assert "digits, 20 clients" in well(run("budget", "show", "--ledger", "own.sqlite"))
+    well(run("budget", "set", "a", "--epsilon", 50, "--ledger", "own.sqlite"))
+    assert "is not there; restore it, or name it" in run("train", "--resume", "a").err
+    well(run("train", "--resume", "a", "--ledger", "own.sqlite"))
