@@ -134,7 +134,7 @@ def gather_cost(clients: int = 500) -> float:
     chosen = np.sort(np.random.default_rng(0).choice(4 * clients, clients, replace=False))
     index = all_examples(data.sizes[:clients])
     group = Group(data, chosen, Plan(index, torch.ones(clients, 1)))
-    return seconds(lambda: group.batch(0)) / (clients * EXAMPLES * FEATURES)
+    return seconds(lambda: next(group.steps())) / (clients * EXAMPLES * FEATURES)
 
 
 def population(clients: int) -> Federated:
