@@ -24,6 +24,7 @@ from fedveil.engines.layers import (
     Shift,
     applied,
 )
+from fedveil.engines.recurrent import unrollable, unrolled
 from fedveil.engines.stores import Decayed, Pace, Store, Written
 from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group, Updates
@@ -139,6 +140,9 @@ class _Interception(TorchFunctionMode):
             if self.counting:
                 self.work.count(func, args, output)
             return output
+        if unrollable(func, args):
+            with self:
+                return unrolled(func, args)
         for leaf in _tensors((args, kwargs)):
             name = self.work.name_of(leaf)
             if name is not None and not _harmless(func):
