@@ -130,6 +130,7 @@ MODULES = {
 }  # fmt: skip
 PLANS = {
     "one step": SGD(Constant(0.1), steps=1),
+    "one step, decay": SGD(Constant(0.1), steps=1, batch=4, momentum=0.9, weight_decay=0.3),
     "full batches": SGD(Constant(0.1), steps=5),
     "batches": SGD(Constant(0.1), epochs=2, batch=3),
     "momentum": SGD(Constant(0.05), steps=4, momentum=0.9),
