@@ -120,15 +120,15 @@ def play_round(
         threshold=_next_threshold(recipe, state, total, cohort, data.clients, key),
         taken=taken_now,
     )
-    clean = total.clean(message)
+    signal, added = total.lengths(noise, released, message)
     return after, Info(
         round=k,
         participants=len(cohort),
         rejected=total.rejected,
         norms=torch.cat([torch.empty(0, dtype=torch.float64), *total.norms]),
         scales=torch.cat([torch.empty(0, dtype=torch.float64), *total.scales]),
-        signal=float(clean.norm()) / denominator,
-        noise=float((released - clean).norm()) / denominator,
+        signal=signal / denominator,
+        noise=added / denominator,
         sent=total.sent,
         threshold=None if state.threshold is None else float(state.threshold),
     )
@@ -219,9 +219,12 @@ class _Total:
         self.norms, self.scales = [seen[0][sound]], [seen[1][sound]]
         self.rejected, self.sent = int((~sound).sum()), int(facts[-1])
 
-    def clean(self, message: Norms) -> Tensor:
-        """Σ q_i, as numbers."""
-        return _in_steps(self.sum, message)
+    def lengths(self, noise: Tensor, released: Tensor, message: Norms) -> tuple[float, float]:
+        """‖Σ q_i‖, and how long all noise is that was added to it."""
+        clean = _in_steps(self.sum, message)
+        plain = self.wire is None and noise.is_floating_point()
+        added = noise if plain else released - clean
+        return float(clean.norm()), float(added.norm())
 
     def released(self, noise: Tensor, message: Norms) -> Tensor:
         """The received sum and the server's noise; whole numbers are added before anything else."""

@@ -6,7 +6,7 @@ patches of a client are the rows of one matrix, and what follows, such as poolin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
@@ -26,8 +26,21 @@ class Window:
 
     kernel: Pair
     stride: Pair
-    padding: Pair
     dilation: Pair
+    padding: Pair = (0, 0)
+
+    def around(self, images: Tensor, padding: Pair | str) -> tuple[Tensor, Window]:
+        """The images and the window that looks at them, where padding may have a name."""
+        if not isinstance(padding, str):
+            return images, replace(self, padding=padding)
+        if padding == "valid":
+            return images, self
+        more = [gap * (size - 1) for gap, size in zip(self.dilation, self.kernel, strict=True)]
+        half = (more[0] // 2, more[1] // 2)
+        if more == [2 * half[0], 2 * half[1]]:
+            return images, replace(self, padding=half)
+        wider = F.pad(images, (half[1], more[1] - half[1], half[0], more[0] - half[0]))
+        return wider, self
 
     def places(self, height: int, width: int) -> Pair:
         """Height and width of what comes out."""
@@ -171,4 +184,89 @@ class ConvLayer:
         out, inputs, height, width = self.weight.shape
         shape = (out, height, width, inputs)
         store: Store = Reordered(self.store.finished(pace), shape, (0, 3, 1, 2))
+        return {self.name: store} | ({} if self.bias is None else self.bias.finished(pace))
+
+
+@dataclass
+class GroupedConvLayer:
+    """Channels in groups: one convolution with as many groups more as there are clients.
+
+    Patches would be of a few channels each, and products with them too small to be quick.
+    """
+
+    name: str
+    weight: Tensor  # [out, in/groups, height, width]
+    clients: int
+    bias: Shift | None
+    window: Window
+    groups: int
+    store: Written = field(init=False)
+    pending: Tensor | None = None  # gradient of the weights, [clients, *shape]
+
+    def __post_init__(self) -> None:
+        self.store = Written(self.weight, self.clients)
+
+    def use(self) -> Use:
+        """One use in this step's forward pass."""
+        kept: list[Tensor] = []
+
+        def forward(x: Tensor) -> Tensor:
+            kept.append(self._beside(x))
+            y = self._apart(F.conv2d(kept[0], self._weights(), None, *self._where()))
+            if self.bias is None:
+                return y
+            shift = self.bias.each.expand(self.clients, -1)
+            return y + shift.repeat_interleave(len(x) // self.clients, 0)[:, :, None, None]
+
+        def backward(g: Tensor, wanted: bool) -> Tensor | None:
+            return self._back(g, kept.pop(), wanted)
+
+        return Use(forward, backward)
+
+    def _where(self) -> tuple[Pair, Pair, Pair, int]:
+        window = self.window
+        return window.stride, window.padding, window.dilation, self.clients * self.groups
+
+    def _weights(self) -> Tensor:
+        each = self.store.weights
+        shared = self.weight.expand(self.clients, *self.weight.shape)
+        return (shared if each is None else each).flatten(0, 1)
+
+    def _beside(self, x: Tensor) -> Tensor:
+        """[clients·width, channels, …] → [width, clients·channels, …]."""
+        return self._by_client(x).transpose(0, 1).flatten(1, 2)
+
+    def _apart(self, x: Tensor) -> Tensor:
+        """And back."""
+        split = x.reshape(len(x), self.clients, -1, *x.shape[2:])
+        return split.transpose(0, 1).flatten(0, 1)
+
+    def _by_client(self, x: Tensor) -> Tensor:
+        """[clients·width, …] → [clients, width, …]."""
+        return x.reshape(self.clients, -1, *x.shape[1:])
+
+    def _back(self, g: Tensor, images: Tensor, wanted: bool) -> Tensor | None:
+        stride, padding, dilation, groups = self._where()
+        back, slope, _ = torch.ops.aten.convolution_backward(
+            *(self._beside(g), images, self._weights(), None, stride, padding, dilation),
+            *(False, (0, 0), groups, (wanted, True, False)),
+        )
+        slope = self._by_client(slope)
+        self.pending = slope if self.pending is None else self.pending + slope
+        if self.bias is not None:
+            self.bias.leave(self._by_client(g.sum(dim=(2, 3))).sum(dim=1))
+        return self._apart(back) if wanted else None
+
+    def absorb(self, pace: Pace) -> None:
+        """Walk."""
+        slope, self.pending = self.pending, None
+        if slope is None:
+            slope = torch.zeros(self.clients, *self.weight.shape)
+        self.store.absorb(slope, pace)
+        if self.bias is not None:
+            self.bias.absorb(pace)
+
+    def finished(self, pace: Pace) -> dict[str, Store]:
+        """The weight's store, and the bias's."""
+        store: Store = self.store.finished(pace)
         return {self.name: store} | ({} if self.bias is None else self.bias.finished(pace))

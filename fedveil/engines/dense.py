@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from fedveil.engines.recurrent import unrolling
 from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group
 
@@ -34,7 +35,8 @@ class DenseEngine:
         velocity: Parameters = {}
         for step, batch in enumerate(group.steps()):
             gradient = vmap(grad(self.task.loss), in_dims=(0 if stacked else None, 0, 0, 0))
-            gradients = gradient(stacked or start, *batch)
+            with unrolling(self.task.module):
+                gradients = gradient(stacked or start, *batch)
             stacked = stacked or _copies(start, len(group.clients))
             _walk(stacked, gradients, velocity, start, group, step)
         return DenseUpdates(_differences(stacked, start, len(group.clients)))

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedveil.engines.convolution import ConvLayer, Source, Window
+from fedveil.engines.convolution import ConvLayer, GroupedConvLayer, Source, Window
 from fedveil.engines.layers import (
     EmbeddingLayer,
     Layer,
@@ -24,6 +24,7 @@ from fedveil.engines.layers import (
     Shift,
     applied,
 )
+from fedveil.engines.recurrent import unrollable, unrolled
 from fedveil.engines.stores import Decayed, Pace, Store, Written
 from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group, Updates
@@ -139,6 +140,9 @@ class _Interception(TorchFunctionMode):
             if self.counting:
                 self.work.count(func, args, output)
             return output
+        if unrollable(func, args):
+            with self:
+                return unrolled(func, args)
         for leaf in _tensors((args, kwargs)):
             name = self.work.name_of(leaf)
             if name is not None and not _harmless(func):
@@ -226,24 +230,26 @@ def _conv2d(
     if name is None:
         output = F.conv2d(input, weight, None, stride, padding, dilation, groups)
         return _shifted(mode, output, bias, 1)
-    if groups != 1 or isinstance(padding, str):
-        raise NotServedError(f"{name} is convolved in groups or with a padding that has a name")
+    window = Window(_pair(weight.shape[2:]), _pair(stride), _pair(dilation))
+    named = isinstance(padding, str)
+    images, window = window.around(input, padding if named else _pair(padding))
     if name not in mode.work.layers:
-        window = Window(_pair(weight.shape[2:]), _pair(stride), _pair(padding), _pair(dilation))
-        mode.work.layers[name] = ConvLayer(
-            name,
-            mode.work.start[name],
-            mode.work.clients,
-            mode.work.shift(bias),
-            window,
-            mode.work.repeated,
+        facts = (name, mode.work.start[name], mode.work.clients, mode.work.shift(bias), window)
+        mode.work.layers[name] = (
+            ConvLayer(*facts, mode.work.repeated)
+            if groups == 1
+            else GroupedConvLayer(*facts, groups)
         )
     layer = mode.work.layers[name]
-    if not isinstance(layer, ConvLayer) or (bias is not None and layer.bias is None):
-        raise NotServedError(f"{name} is used in two ways, or its bias is frozen")
+    if not isinstance(layer, ConvLayer | GroupedConvLayer) or layer.window != window:
+        raise NotServedError(f"{name} is used in two ways")
+    if bias is not None and layer.bias is None:
+        raise NotServedError(f"the bias of {name} is frozen")
+    if isinstance(layer, GroupedConvLayer):
+        return applied(layer.use(), images, mode.work.anchor)
     source = mode.work.source
-    known = source if source is not None and input is source.batch else None
-    return applied(layer.use(not input.requires_grad, known), input, mode.work.anchor)
+    known = source if source is not None and images is source.batch else None
+    return applied(layer.use(not input.requires_grad, known), images, mode.work.anchor)
 
 
 def _shifted(mode: _Interception, output: Tensor, bias: Tensor | None, axis: int) -> Tensor:

@@ -178,7 +178,8 @@ class LinearLayer:
         used, self.pending = self.pending, []
         g, a = joined(used) if used else self._nothing()
         if self.store is None:
-            merged = self.repeated and self.constant and len(used) == 1
+            again = self.repeated and self.constant
+            merged = len(used) == 1 and (again or pace.plan.steps == 1)
             self.store = self._started(merged, a.shape[1], pace)
         if isinstance(self.store, Written):
             self.store.absorb_product(g, a, pace)
@@ -219,8 +220,11 @@ class LinearLayer:
         """Σ g + γ·b of merged factors."""
         if self.bias is None or not isinstance(self.store, Factors) or not self.store.merged:
             return {}
-        moved = self.store.scaled()[1].sum(dim=1)
-        return {self.bias.name: Rows(moved + pace.gamma[:, None] * self.bias.store.shared)}
+        slopes = self.store.scaled()[1]
+        moved = slopes[:, 0] if slopes.shape[1] == 1 else slopes.sum(dim=1)
+        if pace.plan.weight_decay:
+            moved = moved + pace.gamma[:, None] * self.bias.store.shared
+        return {self.bias.name: Rows(moved)}
 
 
 def joined(uses: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -229,6 +229,9 @@ class Factors:
         self.positions.append(a.shape[1])
 
     def _absorb_merged(self, a: Tensor, g: Tensor, pace: Pace) -> None:
+        if pace.plan.steps == 1 and pace.rate is not None:
+            self.inputs, self.slopes, self.rank = a, g * -pace.rate, a.shape[1]
+            return
         if self.slopes is None:
             self.inputs, self.slopes, self.rank = a, torch.zeros_like(g), a.shape[1]
             g = g.clone()  # it may be another layer's, too, and becomes the velocity

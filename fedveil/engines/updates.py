@@ -15,7 +15,7 @@ from fedveil.data.columns import Column
 from fedveil.data.federated import Federated
 from fedveil.parts.local import Plan
 
-CACHED = 2**18  # numbers that stay in a core's cache in float64
+CACHED = 2**16  # numbers that stay in a core's cache in float64
 
 
 class Updates(Protocol):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class LSTMLayer(nn.Module):
     """c ← σ(f)·c + σ(i)·tanh(g),  h ← σ(o)·tanh(c)  with  (i, f, g, o) = W x + U h + b.
 
-    Equal to one layer of `nn.LSTM` from a zero state (gates in the same order, the two biases
-    added up), but made of `nn.Linear`, because `nn.LSTM` cannot be mapped over stacked weights.
+    Equal to one layer of `nn.LSTM` from a zero state (gates in the same order), with one bias
+    instead of two that are added up.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:

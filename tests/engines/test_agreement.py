@@ -123,12 +123,12 @@ def test_engines_agree_on_other_models(model: str) -> None:
 
 
 class Recurrent(nn.Module):
-    """A module of torch's own LSTM, which has no rule for stacking."""
+    """An LSTM with a projection, which has no rule for stacking."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm = nn.LSTM(16, 4, batch_first=True)
-        self.head = nn.Linear(4, 3)
+        self.lstm = nn.LSTM(16, 4, proj_size=2, batch_first=True)
+        self.head = nn.Linear(2, 3)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.lstm(images.squeeze(1))[0][:, -1])
