@@ -23,12 +23,15 @@ import torch
 from polars.testing import assert_frame_equal
 from safetensors.torch import load_file
 
-from fedveil.engines.processes import ALONE, Processes
+from fedveil.engines.processes import ALONE, Processes, Team
 from fedveil.errors import LostError, UserError
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.verify import verify
 from fedveil.ranks import one_voice, rank_and_size, tells
 from fedveil.runs.directory import RunDirectory
+from fedveil.settings import prepare, read_run
 from fedveil.streams import SecretKey
-from fedveil.training import Record, Training
+from fedveil.training import Record, Training, follow, restore
 from tests.conftest import Outcome, Run
 from tests.played import CASES, play, ready
 
@@ -264,6 +267,56 @@ def test_bad_input_is_told_once(tmp_path: Path) -> None:
     assert outcome.err.count("did you mean 'digits'") == len(ours(outcome.err)) == 1
     assert "exitcode  : 2 " in outcome.err
     assert list(tmp_path.iterdir()) == []
+
+
+# Budgets
+
+
+@pytest.mark.usefixtures("table")
+def test_a_budget_ends_all_processes_with_one_sentence(
+    run: Run, tmp_path: Path, ledger: Path
+) -> None:
+    """In the middle of a run, which is saved; and at the start of the next one, which is not."""
+    assert run("train", *NOISY, "--rounds", 1, "--out", "a").code == 0
+    room = json.loads(run("budget", "show", "--json").out)["accounts"][0]["views"][0]["epsilon"]
+    assert run("budget", "set", "a", "--epsilon", 3 * room).code == 0
+    flags = ("-m", "fedveil", "train", *NOISY, "--seed", "1", "--rounds", "40")
+    stopped = run_together(2, tmp_path, *flags, "--out", "b")
+    (sentence,) = ours(stopped.err)
+    assert re.match(r"fedveil: Round \d+ of fed_alpha_normec would bring what is spent", sentence)
+    played = rounds(tmp_path / "b")
+    assert 0 < played < 40
+    refused = run_together(2, tmp_path, *flags, "--noise-multiplier", "2", "--out", "c")
+    (sentence,) = ours(refused.err)
+    assert sentence.startswith("fedveil: Round 1 of fed_alpha_normec would bring")
+    assert "exitcode  : 2 " in refused.err
+    assert not (tmp_path / "c").exists()
+    books = Ledger(ledger)
+    assert [len(stream.rounds) for stream in books.streams.values()] == [1, played]
+    assert verify(books).problems == []
+
+
+@pytest.mark.usefixtures("table")
+def test_a_process_that_follows_leaves_the_ledger_and_the_directory_alone(
+    run: Run, tmp_path: Path, ledger: Path
+) -> None:
+    assert run("train", *NOISY, "--rounds", 2, "--out", "a").code == 0
+    before = Ledger(ledger).head
+    directory = RunDirectory.open(tmp_path / "a")
+    directory.claim()  # as the first process does
+    training = prepare(read_run(tmp_path / "a" / "recipe.toml"))
+    training.team = Follower()
+    restored = restore(training, RunDirectory.open(tmp_path / "a"))
+    follow(restored)
+    assert (restored.state.round, restored.enrolled, restored.session) == (2, False, None)
+    assert Ledger(ledger).head == before
+    directory.release()
+
+
+class Follower(Team):
+    """The second process, which is told to end at once."""
+
+    rank, size = 1, 2
 
 
 # Lost processes

@@ -17,6 +17,9 @@ from fedveil.errors import UserError
 if TYPE_CHECKING:
     from fedveil.data.partition import Partitioner
 
+SMALL = 2**30  # numbers that are read to know the same examples again: 4 GB, a few seconds
+BLOCK = 2**24  # numbers that are read at once
+
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -132,11 +135,19 @@ class Federated:
         return whole.hexdigest()
 
     def contents(self) -> str:
-        """Σ SHA-256(example) mod 2²⁵⁶: the same for the same examples in any order and split."""
-        inputs, labels = self.inputs.contiguous().numpy(), self.labels.contiguous().numpy()
-        total = 0
-        for x, y in zip(inputs, labels, strict=True):
-            total += int.from_bytes(hashlib.sha256(x.tobytes() + y.tobytes()).digest(), "big")
+        """Σ SHA-256(example) mod 2²⁵⁶: the same for the same examples in any order and split.
+
+        Read block by block. Columns of more than `SMALL` numbers are known by their digests, which
+        are the same for any split, but not for another order.
+        """
+        if self.inputs.shape.numel() > SMALL:
+            whole = "".join(map(digest, (self.inputs, self.labels)))
+            return hashlib.sha256(whole.encode()).hexdigest()
+        total, step = 0, max(1, BLOCK * len(self.inputs) // max(self.inputs.shape.numel(), 1))
+        for start in range(0, len(self.labels), step):
+            some = slice(start, start + step)
+            for x, y in zip(_plain(self.inputs[some]), _plain(self.labels[some]), strict=True):
+                total += int.from_bytes(hashlib.sha256(x.tobytes() + y.tobytes()).digest(), "big")
         return f"{total % 2**256:064x}"
 
     def by_example(self) -> Federated:
@@ -157,6 +168,10 @@ def blocks(offsets: np.ndarray, examples: int) -> Iterator[tuple[int, int]]:
         last = max(first + 1, fit)
         yield first, last
         first = last
+
+
+def _plain(column: Tensor) -> np.ndarray:
+    return column.contiguous().numpy()
 
 
 def _check_labels(name: str, labels: Column, classes: int, loss: str) -> None:

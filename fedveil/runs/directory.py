@@ -212,12 +212,14 @@ class RunDirectory:
         if state.memory is not None:
             with reading(self._memory(round)):
                 digest += _file_digest(self._memory(round))
-                state.memory.restore(self._memory(round))
         if facts.get("digest", digest) != digest:
             raise UserError(
                 f"{path} or its memory-{round}.npy is not as it was written: some of it was "
                 "altered or lost; restore it from a copy, or train anew."
             )
+        if state.memory is not None:
+            with reading(self._memory(round)):
+                state.memory.restore(self._memory(round))
         return State(
             round=round,
             x=tensors["x"],

@@ -101,7 +101,7 @@ def test_entries_are_not_changed_by_accident(path: Path, order: str) -> None:
 ALTERED = {
     "a body": "UPDATE entries SET body = '{\"number\":7}' WHERE position = 3",
     "a kind": "UPDATE entries SET kind = 'other' WHERE position = 3",
-    "a hash": "UPDATE entries SET hash = 'f' || substr(hash, 2) WHERE position = 3",
+    "a hash": "UPDATE entries SET hash = substr(hash, 2) || substr(hash, 1, 1) WHERE position = 3",
     "an entry taken out": "DELETE FROM entries WHERE position = 3",
     "the first taken out": "DELETE FROM entries WHERE position = 1",
     "two swapped": "UPDATE entries SET position = -position WHERE position IN (3, 4)",
