@@ -25,7 +25,7 @@ from fedveil import algorithms  # noqa: E402
 from fedveil.audit import bounds, guessing  # noqa: E402
 from fedveil.audit.mechanism import DELTA as NOISE_DELTA  # noqa: E402
 from fedveil.audit.mechanism import audit_noise  # noqa: E402
-from fedveil.audit.report import Audit  # noqa: E402
+from fedveil.audit.report import Audit, down  # noqa: E402
 from fedveil.audit.run import audit  # noqa: E402
 from fedveil.data.catalog import load  # noqa: E402
 from fedveil.data.federated import Federated  # noqa: E402
@@ -38,6 +38,7 @@ from fedveil.parts import (  # noqa: E402
     RoundedGaussian,
     TruncatedDiscreteLaplace,
 )
+from fedveil.privacy.statement import rounded_up  # noqa: E402
 from fedveil.recipe import Recipe  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "audit.md"
@@ -181,7 +182,9 @@ def discrete_recipes() -> list[Recipe]:
     ]
 
 
-HEAD = ["recipe", "unit", "view", "proven ε ≤", "found ε ≥", "by", "also", "s"]
+HEAD = [
+    "recipe", "unit", "view", "proven ε ≤", "found ε ≥", "by", "f-DP ε ≥", "estimate", "alarm", "s",
+]  # fmt: skip
 
 
 def recipes() -> list[str]:
@@ -210,12 +213,13 @@ def finding_rows(found: Audit, seconds: float) -> Iterator[list[str]]:
     for finding in found.findings:
         if not finding.bounds:
             continue
-        also = "" if finding.estimate is None else f"estimate {finding.estimate:.3g}"
-        also += ", ".join(f"{one.method} {one.epsilon:.3g}" for one in finding.bounds[1:])
-        also += " **alarm**" if found.alarm else ""
+        curve = next((down(one.epsilon) for one in finding.bounds if one.method == "f-DP"), "")
+        estimate = finding.estimate
+        about = "" if estimate is None else f"{estimate.epsilon:.3g} ({estimate.method})"
         yield [
-            f"`{found.name}`", found.unit, finding.view, f"{finding.proven:.3g}",
-            f"{finding.audited:.3g}", finding.bounds[0].method, also, f"{seconds:.1f}",
+            f"`{found.name}`", found.unit, finding.view, rounded_up(finding.proven),
+            down(finding.audited), finding.bounds[0].method, curve, about,
+            "**yes**" if found.alarm else "no", f"{seconds:.0f}",
         ]  # fmt: skip
 
 

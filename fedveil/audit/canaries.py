@@ -29,13 +29,15 @@ MOST_EXAMPLES = 16  # of a canary client; as many as the largest client's, up to
 class Canaries:
     """Where the canaries are, whether they take part, and what they say in which round.
 
-    A sign of 1 sends the direction, of −1 its opposite, and of 0 nothing.
+    A sign of 1 sends the direction, of −1 its opposite, and of 0 nothing; where neighbours differ
+    by a unit more or less, a canary of sign 0 is `removed`, so that it cannot be counted either.
     """
 
     places: np.ndarray  # ascending
     signs: np.ndarray
     dim: int
     key: Key
+    removed: bool = False
     _round: int = -1
     _rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
 
@@ -47,6 +49,15 @@ class Canaries:
             rows /= np.linalg.norm(rows, axis=1, keepdims=True)
             self._round, self._rows = round, rows
         return self._rows
+
+    @property
+    def there(self) -> np.ndarray:
+        """Which canaries are in the population."""
+        return np.asarray((self.signs != 0) | (not self.removed))
+
+    def present(self, units: np.ndarray) -> np.ndarray:
+        """These units without the canaries that are not there."""
+        return units[~np.isin(units, self.places[~self.there])]
 
     def among(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which of these units are canaries, and which canaries they are."""

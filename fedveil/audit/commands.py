@@ -45,6 +45,10 @@ def audit(
 
     from fedveil.progress import entry, waiting
 
+    if not 0.5 < confidence < 1:
+        raise UserError(
+            f"confidence is {confidence:g}; it must lie between 0.5 and 1, such as 0.95."
+        )
     given = {"rounds": rounds, "seed": seed}
     flags = {name: value for name, value in given.items() if value is not None}
     with waiting("Training with canaries …"):

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fedveil.audit import bounds, guessing
-from fedveil.audit.canaries import Canaries
+from fedveil.audit.canaries import Canaries, WorkingCanaries
 from fedveil.audit.listening import Heard
-from fedveil.audit.report import Bound, Finding
+from fedveil.audit.report import Bound, Estimate, Finding
 from fedveil.parts.bound import AdaptiveClip
 from fedveil.privacy import accounting, events
 from fedveil.privacy.statement import VIEWS, guarantee
@@ -23,14 +23,15 @@ POINTS = 25  # of a claimed privacy profile
 TYPICAL = 30.0  # an ε beyond which more guesses do not help
 
 GAUSSIAN = (
-    "that noise is isotropic and Gaussian, that messages add up, and that cohorts are drawn as "
-    "accounted; what the others sent is known"
+    "that noise is isotropic and Gaussian, that messages add up, that cohorts are drawn as "
+    "accounted, and that their accounting is tight; what the others sent is known"
 )
 ONE_RUN = "nothing of the mechanism; fair coins put canaries in or left them out"
-CURVE = "fair coins, and a trade-off curve like that of a Gaussian release"
+CURVE = "fair coins, and that the whole run's trade-off curve is that of a Gaussian release"
+COSINE = "what the bound assumes"
 PROJECTED = (
-    "that noise projected on a random direction is Gaussian, as it nearly is if its many "
-    "coordinates are independent, and what gaussian assumes beside it"
+    "what gaussian assumes, but of the noise only that its projection on a random direction is "
+    "nearly Gaussian; how nearly is not bounded"
 )
 
 
@@ -148,7 +149,15 @@ def epsilon_at(training: Training, mu: float, view: View) -> float:
     noise: Any = _Measured(recipe.noise, 1 / (mu * factor(training, view)))
     measured = replace(recipe, noise=noise, bound=bound)
     spent = measured.spent(training.task.dim, training.data.clients, training.rounds, view)
+    if isinstance(spent, events.Composed) and isinstance(spent.event, events.GaussianRelease):
+        return bounds.gaussian_epsilon(math.sqrt(spent.count) / spent.event.ratio, training.delta)
     return accounting.epsilon(spent, training.delta)
+
+
+def _estimate(
+    training: Training, aligned: list[bounds.Aligned], view: View, method: str, assumes: str
+) -> Estimate:
+    return Estimate(epsilon_at(training, bounds.estimated_mu(aligned), view), method, assumes)
 
 
 def by_alignment(training: Training, seen: Seen, view: View, alpha: float) -> Finding:
@@ -162,7 +171,7 @@ def by_alignment(training: Training, seen: Seen, view: View, alpha: float) -> Fi
         view,
         proven(training, view),
         (Bound(epsilon_at(training, lower, view), "gaussian", GAUSSIAN),),
-        epsilon_at(training, bounds.estimated_mu(seen.aligned), view),
+        _estimate(training, seen.aligned, view, "mean cosine", COSINE),
         bounds.alignment_p(seen.aligned, 1 / (release.ratio * factor(training, view))),
     )
 
@@ -178,35 +187,17 @@ def by_guesses(training: Training, seen: Seen, view: View, alpha: float) -> Find
     expected = bounds.gaussian_mu(min(claimed, TYPICAL), delta)
     made = guessing.number_of_guesses(len(seen.canaries.places), expected)
     guesses = guessing.guess(seen.scores[view], seen.canaries.signs > 0, made)
-    aligned = seen.own if view == "messages" else seen.aligned
-    projected = epsilon_at(training, bounds.alignment_mu(aligned, alpha), view)
     curve = bounds.gaussian_epsilon(guessing.trade_off_mu(guesses, alpha), delta)
     any_mechanism = guessing.one_run_epsilon(guesses, delta, alpha)
+    aligned = seen.own if view == "messages" else seen.aligned
+    projected = _estimate(training, aligned, view, "projection", PROJECTED)
     return Finding(
         view,
         claimed,
-        (
-            Bound(any_mechanism, "one-run", ONE_RUN),
-            Bound(curve, "f-DP", CURVE),
-            Bound(projected, "projection", PROJECTED),
-        ),
-        p_value=min(
-            2 * _claim_p(training, guesses, claimed, view),
-            2 * _projected_p(training, aligned, claimed, view),
-            1.0,
-        ),
+        (Bound(any_mechanism, "one-run", ONE_RUN), Bound(curve, "f-DP", CURVE)),
+        None if isinstance(seen.canaries, WorkingCanaries) else projected,
+        _claim_p(training, guesses, claimed, view),
     )
-
-
-def _projected_p(
-    training: Training, aligned: list[bounds.Aligned], claimed: float, view: View
-) -> float:
-    """The p-value of the claim by alignment, where rounds are not amplified by sampling."""
-    if training.recipe.hidden(view):
-        return 1.0
-    times = training.recipe.most(training.rounds)
-    mu = bounds.gaussian_mu(claimed, training.delta) / math.sqrt(times)
-    return bounds.alignment_p(aligned, mu / factor(training, view))
 
 
 def _claim_p(training: Training, guesses: guessing.Guesses, claimed: float, view: View) -> float:
@@ -226,19 +217,21 @@ def _claim_p(training: Training, guesses: guessing.Guesses, claimed: float, view
 def attendance_p(training: Training, taken: np.ndarray) -> float:
     """The p-value of how often canaries took part, if none did more often than was accounted.
 
-    All of them together, and how many came c times or more, for every c. Fixed-size draws spread
-    less than coins do.
+    All of them together, and how many came c times or more, for every c. Numbers that come from
+    fixed-size draws are below those of coins in convex order, so that their tails are at most e
+    times a binomial's (docs/audit.md, "Attendance").
     """
     from scipy.stats import binom
 
     rounds, count, rate = training.rounds, len(taken), accounted_rate(training)
-    if int(taken.max()) > training.recipe.most(rounds):
+    if int(taken.max(initial=0)) > training.recipe.most(rounds):
         return 0.0
     together = float(binom.sf(int(taken.sum()) - 1, count * rounds, rate))
     times = np.arange(1, rounds + 1)
     often = (taken[None, :] >= times[:, None]).sum(axis=1)
     worst = float(binom.sf(often - 1, count, binom.sf(times - 1, rounds, rate)).min())
-    return min(2 * together, 2 * rounds * worst, 1.0)
+    looks = 2 * math.e if training.recipe.cohort.fixed else 2.0
+    return min(looks * together, looks * rounds * worst, 1.0)
 
 
 def accounted_rate(training: Training) -> float:

@@ -93,7 +93,7 @@ class _Overheard:
 
 class _Cohort(_Overheard):
     def draw(self, population: int, rng: np.random.Generator, taken: Any = None) -> np.ndarray:
-        members: np.ndarray = self.inner.draw(population, rng, taken)
+        members = self.heard.canaries.present(self.inner.draw(population, rng, taken))
         self.heard.begin(members)
         return members
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedveil.audit.bounds import ALPHA, chance_at_least, chance_at_most
+from fedveil.audit.report import ALARM
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
 from fedveil.parts.noise import Noise
@@ -21,7 +22,6 @@ from fedveil.parts.quantize import StochasticRound
 from fedveil.privacy import accounting, events
 from fedveil.privacy.norms import Norms
 
-ALARM = 1e-4  # the chance of an alarm without a cause, over all that is tried
 EPSILONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 DELTA = 1e-3  # at which ε is bounded: draws are too few for smaller ones
 CUTS = 200  # of a statistic that are tried

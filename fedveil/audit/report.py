@@ -10,12 +10,21 @@ from typing import Any
 from fedveil.privacy.statement import VIEWS, rounded_up
 from fedveil.recipe import View
 
-ALARM = 1e-4  # a p-value below it contradicts the proof
+ALARM = 1e-6  # a p-value below it contradicts the proof; an audit looks at four at most
 
 
 @dataclass(frozen=True)
 class Bound:
     """ε is at least this, at the audit's confidence, if what it assumes is true."""
+
+    epsilon: float
+    method: str
+    assumes: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """ε is about this: no bound, and no part of an alarm."""
 
     epsilon: float
     method: str
@@ -29,7 +38,7 @@ class Finding:
     view: View
     proven: float
     bounds: tuple[Bound, ...] = ()  # the first is the one to read
-    estimate: float | None = None
+    estimate: Estimate | None = None
     p_value: float = 1.0  # of what was seen, if the proof is true of this run
     silent: str = ""  # why there is nothing to audit
 
@@ -47,12 +56,12 @@ class Finding:
         """The finding in a line."""
         if self.silent:
             return f"not audited: {self.silent}"
-        found = f"ε ≥ {_down(self.audited)} found ({confidence:.0%})"
+        found = f"ε ≥ {down(self.audited)} found ({confidence:.0%})"
         text = f"{found}, ε ≤ {rounded_up(self.proven)} proven"
         if self.estimate is not None:
-            text += f"; estimate {_down(self.estimate)}"
+            text += f"; estimate {down(self.estimate.epsilon)}"
         for other in self.bounds[1:]:
-            text += f"; by {other.method} ε ≥ {_down(other.epsilon)}"
+            text += f"; by {other.method} ε ≥ {down(other.epsilon)}"
         if self.alarm:
             text += f"; CONTRADICTS the proof (p = {self.p_value:.1g})"
         return text
@@ -97,7 +106,7 @@ class Audit:
         if self.cosine is not None:
             spread = 1 / math.sqrt(self.dim)
             text = f"a canary's mean cosine with its releases is {self.cosine:.3g}"
-            yield "Statistic", f"{text}; without a leak one is N(0, {spread:.3g}²)."
+            yield "Statistic", f"{text}; without a leak it is about N(0, {spread:.3g}²)."
         yield "Attendance", self._attendance()
         yield "Verdict", self.verdict()
 
@@ -105,6 +114,9 @@ class Audit:
         bounds = {bound.method: bound for found in self.findings for bound in found.bounds}
         for bound in bounds.values():
             yield "Method", f"{bound.method}; it assumes {bound.assumes}."
+        estimates = {one.method: one for found in self.findings if (one := found.estimate)}
+        for one in estimates.values():
+            yield "Estimate", f"{one.method}, no bound; it assumes {one.assumes}."
 
     def _attendance(self) -> str:
         if self.attendance < ALARM:
@@ -119,28 +131,22 @@ class Audit:
 
     def plain(self) -> dict[str, Any]:
         """As plain values, for JSON; what is not finite is null."""
-        values = asdict(self)
-        values["findings"] = [_finite(asdict(finding)) for finding in self.findings]
-        return {**values, "alarm": self.alarm, "verdict": self.verdict()}
+        return {**_finite(asdict(self)), "alarm": self.alarm, "verdict": self.verdict()}
 
 
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: None if _infinite(value) else value for name, value in values.items()}
-    plain["bounds"] = [
-        {name: None if _infinite(value) else value for name, value in bound.items()}
-        for bound in values["bounds"]
-    ]
-    return plain
+def _finite(value: Any) -> Any:
+    """The same with None for every number that is not finite."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _infinite(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def _down(number: float) -> str:
+def down(number: float) -> str:
     """A number in three digits, never larger than it is.
 
-    >>> _down(3.6279), _down(0.0), _down(float("inf"))
+    >>> down(3.6279), down(0.0), down(float("inf"))
     ('3.62', '0', '∞')
     """
     if not math.isfinite(number):

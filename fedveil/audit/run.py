@@ -101,7 +101,8 @@ def audited(
     by_coins = _by_coins(training, kind, method)
     signs = _coins(training, len(places)) if by_coins else np.ones(len(places))
     make = Canaries if kind == "direction" else WorkingCanaries
-    seen = _play(training, make(places, signs, training.task.dim, training.key))
+    removed = training.recipe.adjacency("models") == "add-remove"
+    seen = _play(training, make(places, signs, training.task.dim, training.key, removed))
     look = evidence.by_guesses if by_coins else evidence.by_alignment
     return Audit(
         name=training.recipe.name,
@@ -114,7 +115,7 @@ def audited(
         delta=training.delta,
         alpha=alpha,
         findings=tuple(look(training, seen, view, alpha) for view in VIEWS),
-        attendance=evidence.attendance_p(training, seen.taken),
+        attendance=evidence.attendance_p(training, seen.taken[seen.canaries.there]),
         cosine=None if by_coins else seen.cosine,
     )
 
@@ -134,7 +135,7 @@ def _by_coins(training: Training, kind: Kind, method: Method) -> bool:
 
 
 def _coins(training: Training, count: int) -> np.ndarray:
-    """Fair coins: 1 or 0, or 1 or −1 where neighbours are replaced."""
+    """Fair coins: 1 or 0, or 1 or −1 where a neighbour sends something else."""
     other = -1.0 if training.recipe.adjacency("models") == "replace-one" else 0.0
     return np.where(stream(training.key, 0, "coins of canaries").random(count) < 0.5, 1.0, other)
 

@@ -15,6 +15,8 @@ from scipy.stats import binom
 from fedveil.audit import bounds, guessing
 from fedveil.audit.guessing import Guesses, Profile
 
+from .chances import at_most
+
 DELTA = 1e-5
 CLAIMS: list[Profile] = [
     [(0.5, 0.0)],
@@ -111,24 +113,34 @@ def test_the_published_bound_is_below_the_truth_for_few_right_guesses() -> None:
 
 
 @cache
-def epsilon_of(guesses: Guesses) -> float:
-    return guessing.one_run_epsilon(guesses, DELTA)
+def rejected(guesses: Guesses, epsilon: float) -> bool:
+    """Whether the bound by any mechanism is above this ε."""
+    return guessing.profile_p(guesses, [(epsilon, DELTA)]) <= 0.05
 
 
 @cache
-def mu_of(guesses: Guesses) -> float:
-    return guessing.trade_off_mu(guesses)
+def curve_rejected(guesses: Guesses, mu: float) -> bool:
+    """Whether the bound by a Gaussian curve is above this μ."""
+    return guessing.trade_off_p(guesses, guessing.gaussian_inverse(mu)) <= 0.05
 
 
-def test_on_randomized_response_the_bound_is_wrong_in_one_of_twenty_runs() -> None:
+def test_on_randomized_response_the_bound_is_wrong_in_nearly_one_of_twenty_runs() -> None:
     """The mechanism for which it is sharp: every coin is told right with chance e^ε/(1 + e^ε)."""
-    epsilon, rng = 1.5, np.random.default_rng(0)
-    right = rng.binomial(100, expit(epsilon), size=1000)
-    found = np.array([epsilon_of(Guesses(100, 100, int(v))) for v in right])
-    wrong = float((found > epsilon).mean())
-    assert wrong <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 1000)
-    assert wrong > 0.01
-    assert found.mean() > 1.0
+    right = np.arange(101)
+    law = binom.pmf(right, 100, expit(1.5))
+    wrong = [rejected(Guesses(100, 100, int(v)), 1.5) for v in right]
+    assert 0.02 < law @ wrong <= 0.05
+
+
+def test_a_bound_lies_just_where_levels_are_no_longer_rejected() -> None:
+    guesses = Guesses(100, 100, 88)
+    found = guessing.one_run_epsilon(guesses, DELTA)
+    assert rejected(guesses, found)
+    assert not rejected(guesses, 1.01 * found)
+    assert 1.0 < found < 1.5
+    mu = guessing.trade_off_mu(guesses)
+    assert curve_rejected(guesses, mu)
+    assert not curve_rejected(guesses, 1.01 * mu)
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
@@ -140,17 +152,19 @@ def test_on_a_gaussian_release_neither_bound_is_wrong_too_often(epsilon: float) 
         included = rng.random(200) < 0.5
         scores = rng.normal(size=200) + mu * included
         guesses = guessing.guess(scores, included, made)
-        wrong += [epsilon_of(guesses) > epsilon, mu_of(guesses) > mu]
-    assert (wrong / 500 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 500)).all()
+        wrong += [rejected(guesses, epsilon), curve_rejected(guesses, mu)]
+    assert (wrong <= at_most(0.05, 500)).all()
 
 
-def test_without_a_leak_both_answer_zero() -> None:
-    rng = np.random.default_rng(2)
-    for _ in range(500):
-        included = rng.random(100) < 0.5
-        guesses = guessing.guess(rng.normal(size=100), included, 50)
-        assert epsilon_of(guesses) == 0.0
-        assert mu_of(guesses) == 0.0
+def test_without_a_leak_both_answer_zero_but_for_the_doubt_that_is_allowed() -> None:
+    right = np.arange(51)
+    law = binom.pmf(right, 50, 0.5)
+    cases = [Guesses(100, 50, int(v)) for v in right]
+    told = np.array([guessing.nothing_p(one) <= bounds.DOUBT for one in cases])
+    assert 0 < law @ told <= bounds.DOUBT
+    last = cases[int(np.flatnonzero(~told)[-1])]
+    assert guessing.one_run_epsilon(last, DELTA) == 0.0
+    assert guessing.trade_off_mu(last) == 0.0
 
 
 def test_a_curve_tells_more_than_a_pair_and_both_more_than_nothing() -> None:
