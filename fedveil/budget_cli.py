@@ -14,7 +14,8 @@ from fedveil.errors import UserError, unknown
 if TYPE_CHECKING:
     from fedveil.data.federated import Federated
     from fedveil.privacy.chain import Entry
-    from fedveil.privacy.ledger import Account, Ledger
+    from fedveil.privacy.ledger import Account, Books, Ledger
+    from fedveil.privacy.verify import Verdict
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 Where = Annotated[
@@ -42,8 +43,11 @@ def show(
     ledger: Where = None,
 ) -> None:
     """Say what has been spent on each data set, towards each view, and of which budget."""
+    from fedveil.privacy.accounting import check_delta
     from fedveil.progress import entry
 
+    if delta is not None:
+        check_delta(delta)
     books = _existing(ledger)
     shown = [_summary(books, account, delta) for account in _chosen(books, target)]
     if as_json:
@@ -61,6 +65,7 @@ def show(
         print()
     entry("Ledger", f"{books.path}", WIDTH)
     entry("Head", f"{books.head.position}:{books.head.hash}", WIDTH)
+    entry("", "Note it elsewhere: `fedveil budget verify --head` looks for it again.", WIDTH)
 
 
 @app.command("set")
@@ -105,6 +110,7 @@ def set_(
 def history(target: Target = None, ledger: Where = None) -> None:
     """List what was entered, oldest first: runs, their rounds, budgets."""
     from fedveil.privacy.ledger import Books
+    from fedveil.progress import entry as line
 
     books = _existing(ledger)
     if books is None:
@@ -120,7 +126,9 @@ def history(target: Target = None, ledger: Where = None) -> None:
         elif "fingerprint" not in entry.body or _account(entry) in chosen:
             lines[entry.position] = [entry]
     for first, *rest in lines.values():
-        print(f"{first.position:>7}  {first.body['at']}  {_line(first, rest)}")
+        when = first.body["at"].replace("T", " ").removesuffix("+00:00")
+        line(f"{first.position:>7}  {when}  ", _line(runs, first, rest), width=30)
+    print("Times are UTC.")
 
 
 @app.command()
@@ -148,15 +156,25 @@ def verify(
     if head is not None:
         _check_head(books, head)
     verdict = verdict_of(books)
-    print(
-        f"{verdict.entries} entries are whole; {verdict.rounds} rounds are charged, of which "
-        f"{verdict.uncommitted} were never committed; {verdict.epsilons} values of ε were derived "
-        "again."
-    )
-    for problem in verdict.problems:
-        print(f"  {problem}.")
+    _tell(verdict)
     if verdict.problems:
         raise typer.Exit(1)
+
+
+def _tell(verdict: Verdict) -> None:
+    from fedveil.progress import entry
+
+    entry("Entries", f"{verdict.entries:,}, all as they were written", WIDTH)
+    entry("Rounds", _rounds(verdict.rounds, verdict.uncommitted), WIDTH)
+    entry("ε of runs", f"{verdict.epsilons:,} derived again from the recorded events", WIDTH)
+    if verdict.trusted:
+        times = "once" if verdict.trusted == 1 else f"{verdict.trusted} times"
+        text = f"{times} the database was taken for the whole without its .head: see the history"
+        entry("Trusted", text, WIDTH)
+    for problem in verdict.problems:
+        entry("WRONG", f"{problem}.", WIDTH)
+    if not verdict.problems:
+        entry("Everything", "agrees: each ε, and each budget while it stood.", WIDTH)
 
 
 def _existing(path: Path | None) -> Ledger | None:
@@ -210,22 +228,13 @@ def _summary(books: Ledger | None, account: Account, delta: float | None) -> dic
     from fedveil.privacy.ledger import VIEWS
 
     assert books is not None
-    streams, budgets = books.of(account), books.budgets(account)
+    streams = books.of(account)
     least = min((float(s.body["delta"]) for s in streams), default=sensible_delta(1))
     rounds = sum(len(stream.rounds) for stream in streams)
     open_ = sum(len(stream.rounds - stream.digests.keys()) for stream in streams)
     size = f"{streams[0].body['population']:,} {account.unit}s" if streams else f"{account.unit}s"
-    lines = []
-    for view in VIEWS:
-        budget = budgets.get(view)
-        at = delta or (budget.delta if budget else least)
-        spent = books.spent(account, view, at, budget.epsilon if budget else None)
-        if budget is None and math.isinf(spent):
-            continue
-        allowed = f" of {budget.epsilon:g}" if budget else ""
-        text = f"{_amount(spent)}{allowed} at δ = {at:g}{_neighbours(books, account, view)}"
-        plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
-        lines.append({"view": view, "budget": budget.epsilon if budget else None, **plain})
+    found = (_spending(books, account, view, delta, least) for view in VIEWS)
+    lines = [line for line in found if line is not None]
     return {
         "account": str(account),
         "fingerprint": account.fingerprint,
@@ -235,8 +244,40 @@ def _summary(books: Ledger | None, account: Account, delta: float | None) -> dic
         "views": lines,
         "rounds": rounds,
         "uncommitted": open_,
-        "recorded": f"{rounds} rounds from {len(streams)} noise streams, {open_} not committed",
+        "recorded": f"{_rounds(rounds, open_)}, from {_count(len(streams), 'noise stream')}",
     }
+
+
+def _spending(
+    books: Ledger, account: Account, view: Any, delta: float | None, least: float
+) -> dict[str, Any] | None:
+    """What was spent towards a view, of its budget if that is for the same δ."""
+    budget = books.budgets(account).get(view)
+    at = delta if delta is not None else budget.delta if budget else least
+    same = budget is not None and at == budget.delta
+    spent = books.spent(account, view, at, budget.epsilon if budget and same else None)
+    if budget is None and math.isinf(spent):
+        return None
+    text = _amount(spent)
+    if budget is not None and same:
+        text += f" of {budget.epsilon:g}"
+    text += f" at δ = {at:g}{_neighbours(books, account, view)}"
+    if budget is not None and not same:
+        text += f"; the budget is {budget.epsilon:g} at δ = {budget.delta:g}"
+    elif budget is not None and math.isfinite(spent):
+        text += f", {math.ceil(100 * spent / budget.epsilon)}% of it"
+    plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
+    return {"view": view, "budget": budget.epsilon if budget else None, **plain}
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _rounds(reserved: int, uncommitted: int) -> str:
+    """How many are charged; those that were never committed were lost in a crash and count."""
+    lost = f", {uncommitted:,} of them never committed" if uncommitted else ""
+    return f"{_count(reserved, 'round')} charged{lost}"
 
 
 def _neighbours(books: Ledger, account: Account, view: Any) -> str:
@@ -254,15 +295,17 @@ def _amount(epsilon: float) -> str:
     return f"ε = {rounded_up(epsilon)}"
 
 
-def _line(first: Entry, rest: list[Entry]) -> str:
+def _line(books: Books, first: Entry, rest: list[Entry]) -> str:
     body = first.body
     match first.kind:
         case "run":
             reserved = {entry.body["round"] for entry in rest if entry.kind == "reserve"}
-            committed = {entry.body["round"] for entry in rest if entry.kind == "commit"}
+            committed = books.stream_of(first.position).digests.keys()
+            said = [entry.body["epsilon"] for entry in rest if entry.kind == "end"]
+            ended = f"; it said {_amount(said[-1])}" if said and said[-1] is not None else ""
             return (
-                f"{body['recipe']} on {body['data']} ({_account(first)}): {len(reserved)} rounds "
-                f"reserved, {len(committed)} committed"
+                f"{body['recipe']} on {body['data']} ({_account(first)}): "
+                f"{_rounds(len(reserved), len(reserved - committed))}{ended}"
             )
         case "budget":
             amount = "lifted"

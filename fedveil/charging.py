@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.loop import State
 from fedveil.parts.cohort import FixedSize, Poisson
+from fedveil.privacy.anchor import Anchor
 from fedveil.privacy.chain import Chain
 from fedveil.privacy.ledger import (
     ENVIRONMENT,
     VIEWS,
     Account,
     Facts,
+    Granted,
     Ledger,
     ledger_path,
     open_ledger,
@@ -33,6 +37,21 @@ if TYPE_CHECKING:
     from fedveil.training import Training
 
 Trace = Mapping[str, Any]  # what a run's directory remembers of the ledger
+
+
+@dataclass(frozen=True, eq=False)
+class Entered:
+    """What was looked at when a run was enrolled, and must stay so; and the ledger's head then."""
+
+    fixed: tuple[Any, ...]
+    ledger: Path
+    head: bytes
+
+    @staticmethod
+    def of(training: Training, path: Path | None, trace: Trace | None) -> Entered:
+        """The training as it is now."""
+        where = _where(path, trace)
+        return Entered(_fixed(training), where, Anchor(where).raw())
 
 
 def enrol(
@@ -61,7 +80,9 @@ def enrol(
             ledger.close()
             return None
         run = secrets.token_hex(16) if trace is None else str(trace["run"])
-        session = Session(ledger, _facts(training, account), run, training.state.round)
+        # Rounds without noise that nobody recorded are not entered: no budget could stand again.
+        played = training.state.round if training.recipe.private else 0
+        session = Session(ledger, _facts(training, account), run, played)
     except BaseException:
         ledger.close()
         raise
@@ -94,10 +115,26 @@ def redrawn(recipe: Recipe, rounds: int) -> Recipe:
 
 def reserve(training: Training) -> None:
     """Charge the next round to the run's own budget and to its data's, or refuse it."""
+    _refuse_changed(training)
     if training.session is None:
+        _refuse_on_new_budget(training)
         return
     _keep_own_budget(training, training.session)
     training.session.reserve(training.state.round)
+
+
+def refuse_on_budget(data: Federated, what: str) -> None:
+    """Refuse work on data with a budget that would be recorded nowhere."""
+    where = ledger_path()
+    if not Chain.exists(where):
+        return
+    with contextlib.closing(open_ledger(where)) as ledger:
+        kin = _kin(ledger, data)
+    if kin is not None:
+        raise UserError(
+            f"A budget stands for these data ('{kin.data}'), and {what} would be counted nowhere; "
+            "do it with other data, or end the budget (`fedveil budget set --lift`)."
+        )
 
 
 def check(training: Training, state: State) -> str:
@@ -155,17 +192,59 @@ def _facts(training: Training, account: Account) -> Facts:
 
 def _refuse_other_split(ledger: Ledger, account: Account, training: Training) -> None:
     """Data with a budget, dealt out anew, are no data without a budget."""
-    standing = [g for views in ledger.granted.values() for g in views.values()]
-    if not standing or ledger.budgets(account):
+    if ledger.budgets(account):
         return
-    contents = training.data.contents()
-    kin = next((g for g in standing if g.contents == contents), None)
+    kin = _kin(ledger, training.data)
     if kin is not None:
         raise UserError(
             f"A budget stands for these examples ('{kin.data}'), but for another unit or another "
             "split over clients; train on the data as they were, or set a budget for this way too "
             "(`fedveil budget set`)."
         )
+
+
+def _kin(ledger: Ledger, data: Federated) -> Granted | None:
+    """A budget that stands for the same examples, however they are split."""
+    standing = [g for views in ledger.granted.values() for g in views.values()]
+    if not standing:
+        return None
+    contents = data.contents()
+    return next((g for g in standing if g.contents == contents), None)
+
+
+def _fixed(training: Training) -> tuple[Any, ...]:
+    return training.recipe, training.data, training.key, training.task, training.rounds
+
+
+def _refuse_changed(training: Training) -> None:
+    """What is charged is what was enrolled."""
+    entered = training.entered
+    if entered is None or any(
+        now is not then for now, then in zip(_fixed(training), entered.fixed, strict=True)
+    ):
+        raise UserError(
+            "This training's recipe, data, model, rounds or key were exchanged after the ledger "
+            "was asked, so it would be charged for another one; prepare a new training."
+        )
+
+
+def _refuse_on_new_budget(training: Training) -> None:
+    """A run that is not recorded ends where a budget is set while it goes on."""
+    entered = training.entered
+    assert entered is not None
+    head = Anchor(entered.ledger).raw()
+    if head == entered.head or not Chain.exists(entered.ledger):
+        return
+    account = Account(training.fingerprint, training.recipe.unit)
+    with contextlib.closing(Ledger(entered.ledger)) as ledger:
+        stands = bool(ledger.budgets(account))
+    if stands:
+        raise BudgetError(
+            f"A budget was set for '{training.data.name}' while this run went on without being "
+            f"recorded, so round {training.state.round + 1} was not played; start a private run "
+            "that is."
+        )
+    training.entered = replace(entered, head=head)
 
 
 def _check_start(training: Training, session: Session) -> None:

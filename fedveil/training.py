@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedveil import charging
-from fedveil.charging import Trace
+from fedveil.charging import Entered, Trace
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.processes import ALONE, Team
@@ -85,14 +85,20 @@ class Training:
     team: Team = ALONE  # the processes that work on it
     checkpoint_every: int = 0  # rounds; 0 for whenever the run is evaluated
     session: Session | None = None  # with the ledger
-    enrolled: bool = False
+    entered: Entered | None = None  # when the ledger was asked
 
     def enrol(
         self, ledger: Path | None = None, saved: bool = False, trace: Trace | None = None
     ) -> None:
         """Ask the ledger whether the run is to be recorded, and whether it may go on."""
+        entered = Entered.of(self, ledger, trace)
         self.session = charging.enrol(self, ledger, saved, trace)
-        self.enrolled = True
+        self.entered = entered
+
+    @property
+    def enrolled(self) -> bool:
+        """Whether the ledger was asked."""
+        return self.entered is not None
 
     def step(self) -> Record:
         """Reserve a round in the ledger, play it, publish it, and commit it."""
@@ -101,7 +107,7 @@ class Training:
         started = time.perf_counter()
         charging.reserve(self)
         self.team.lead("play", self.state.x)
-        state, info = self.play()
+        state, info = self._play()
         released = charging.check(self, state)
         self.state = state  # published: from here on it can be seen
         record = self._record(info, time.perf_counter() - started)
@@ -109,7 +115,7 @@ class Training:
         charging.commit(self, info.round, released)
         return record
 
-    def play(self) -> tuple[State, Info]:
+    def _play(self) -> tuple[State, Info]:
         """This process's part of one round."""
         return play_round(self.recipe, self.state, self.data, self.engine, self.key, self.team)
 
@@ -236,6 +242,7 @@ def prepare(
     choice = choose(engine, task, data, recipe.local, recipe.cohort.expected(data.clients))
     working = choice.engine
     if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
+        charging.refuse_on_budget(data, "a look at its norms without noise")
         recipe = probed(recipe, x, data, working, rounds, seed, team)
     if noise == "secure":
         recipe = secured(recipe)
@@ -345,7 +352,7 @@ def follow(training: Training) -> None:
     with stop_after_interrupt() as stopped:
         while (order := team.follow(stopped(), training.state.x)) != "end":
             if order == "play":
-                training.state, _ = training.play()
+                training.state, _ = training._play()
             else:
                 team.gather(training.state.memory)
 

@@ -38,8 +38,10 @@ import torch
 from fedveil import charging, cli, progress, settings, training
 from fedveil.data.federated import Examples, Federated
 from fedveil.parts.memory import ClientMemory
-from fedveil.privacy.chain import Anchor, Chain
-from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.anchor import Anchor
+from fedveil.privacy.calibrate import Budget
+from fedveil.privacy.chain import Chain
+from fedveil.privacy.ledger import Account, Ledger, open_ledger
 from fedveil.privacy.session import Session
 from fedveil.privacy.verify import verify
 from fedveil.runs.directory import RunDirectory
@@ -47,17 +49,27 @@ from fedveil.runs.directory import RunDirectory
 LOADED = (dp_accounting.pld, dp_accounting.rdp, polars, progress, safetensors.torch, tomli_w)
 ROUNDS, EVERY = 10, 3
 ONCE = ("settings saved", "end noted", "model saved", "summary saved", "resumed")
-CASES: dict[str, dict[str, Any]] = {  # the last one's noise cannot be drawn again
-    "memory": {"algorithm": "fed_alpha_normec"},
-    "adaptive": {"algorithm": "dp_fedavg_adaptive", "parameters": {"cap": 6, "start": 0.1}},
-    "secure": {"algorithm": "dp_fedavg", "noise": "secure"},
-}
 COMMON = {"rate": 0.5, "noise_multiplier": 2.0}
+CASES: dict[str, dict[str, Any]] = {  # the last one's noise cannot be drawn again
+    "gaussian": {"algorithm": "dp_fedavg", "parameters": COMMON},
+    "memory": {"algorithm": "fed_alpha_normec", "parameters": COMMON},
+    "adaptive": {
+        "algorithm": "dp_fedavg_adaptive",
+        "parameters": COMMON | {"cap": 6, "start": 0.1},
+    },
+    "whole numbers": {
+        "algorithm": "dp_norm_fedavg_secagg",
+        "parameters": {"rate": 0.5, "levels": 64, "sigma": 30.0, "support": 400, "honest": 2},
+    },
+    "secure": {"algorithm": "dp_fedavg", "parameters": COMMON, "noise": "secure"},
+}
+BUDGET = 200.0  # far beyond what is spent: its locks and its checks are what is tried
 STEPS: dict[str, tuple[Any, str, str]] = {  # name: object, method, whether before or after it
     "before reserve": (Session, "reserve", "before"),
     "reserve added, not on disk": (Chain, "add", "after"),
     "entry on disk, head not": (Anchor, "write", "before"),
     "head written": (Anchor, "write", "after"),
+    "head on disk": (Anchor, "sync", "after"),
     "reserved": (Session, "reserve", "after"),
     "before the clients": (training, "play_round", "before"),
     "noise drawn": (training, "play_round", "after"),
@@ -85,6 +97,7 @@ class Tally:
 
     kills: Counter[str] = field(default_factory=Counter)
     trials: Counter[str] = field(default_factory=Counter)
+    on_a_budget: int = 0
     releases: int = 0
     charged: int = 0
     lost_rounds: int = 0
@@ -110,10 +123,8 @@ def blobs() -> Federated:
 
 def toml(case: str) -> str:
     """The settings file of a case; its data are put in the place of those it names."""
-    parameters = COMMON | CASES[case].get("parameters", {})
     often = {"rounds": ROUNDS, "evaluate_every": 5, "checkpoint_every": EVERY}
-    data = {"dataset": "digits"}
-    return tomli_w.dumps(CASES[case] | often | {"parameters": parameters, "data": data})
+    return tomli_w.dumps(CASES[case] | often | {"data": {"dataset": "digits"}})
 
 
 def warm(place: Path) -> None:
@@ -216,13 +227,26 @@ def killed(pid: int, after: float | None) -> bool:
     return False
 
 
+def grant(ledger: Path, data: Federated) -> None:
+    """A budget for these data."""
+    books, account = open_ledger(ledger), Account(data.fingerprint(), "client")
+    books.grant(account, "models", Budget(BUDGET, 1e-5), data.name, data.contents())
+    books.close()
+
+
 def trial(
-    case: str, base: Path, plans: list[tuple[str, int] | float], tally: Tally
+    case: str,
+    base: Path,
+    plans: list[tuple[str, int] | float],
+    tally: Tally,
+    budget: Federated | None = None,
 ) -> tuple[Path, Path]:
     """One run with all these kills, in this order, and then to its end."""
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir()
     os.environ["FEDVEIL_LEDGER"] = str(base / "ledger.sqlite")
+    if budget is not None:
+        grant(base / "ledger.sqlite", budget)
     run, log = base / "run", base / "log"
     for plan in plans:
         at_step = plan if isinstance(plan, tuple) else None
@@ -281,7 +305,9 @@ def campaign(kills: int, seed: int, show: Callable[[str], None]) -> Tally:
             lasting[case], whole[case] = time.monotonic() - started, files(run)
 
         def go(case: str, *plans: tuple[str, int] | float) -> None:
-            run, log = trial(case, base, list(plans), tally)
+            budget = data if rng.random() < 0.5 else None
+            tally.on_a_budget += budget is not None
+            run, log = trial(case, base, list(plans), tally, budget)
             judge(case, run, log, whole[case], tally)
 
         cases = list(CASES)

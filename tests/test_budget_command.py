@@ -37,7 +37,7 @@ def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     shown = well(run("budget", "show"))
     assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
     assert f"  models     ε = {said[1]} at δ = 1e-05 (zero-out)\n" in shown
-    assert "Recorded     3 rounds from 1 noise streams, 0 not committed" in shown
+    assert "Recorded     3 rounds charged, from 1 noise stream\n" in shown
     for target in ("digits", "a", "a/recipe.toml"):
         assert well(run("budget", "show", target)) == shown
     plain = json.loads(well(run("budget", "show", "--json")))
@@ -49,6 +49,10 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
     well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
     out = well(run("budget", "set", "a", "--epsilon", 2))
     assert re.search(r"may spend ε = 2 at δ = 1e-05 in view 'models'; ε = \S+ is spent", out)
+    shown = well(run("budget", "show", "--delta", 1e-6))
+    assert re.search(
+        r"ε = \S+ at δ = 1e-06 \(zero-out\); the budget is 2 at δ = 1e-05$", shown, re.M
+    )
     outcome = run("train", *NORMEC, "--rounds", 30, "--out", "b")
     assert outcome.code == 2
     assert re.match(r"fedveil: Round \d+ of fed_alpha_normec would bring", outcome.err)
@@ -74,8 +78,8 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
         "ε = 90 at δ = 1e-05",
         "lifted",
     ]
-    assert "3 rounds reserved, 3 committed" in lines[1]
-    assert "entries are whole" in well(run("budget", "verify"))
+    assert re.search(r"3 rounds charged; it said ε = \S+$", lines[1])
+    assert re.search(r"Entries +\d+, all as they were written", well(run("budget", "verify")))
 
 
 def test_a_seed_of_a_table_s_run_shares_its_budget(run: Run, table: Path) -> None:
@@ -83,7 +87,7 @@ def test_a_seed_of_a_table_s_run_shares_its_budget(run: Run, table: Path) -> Non
     flags = ("--algorithm", "fed_alpha_normec", *flags)
     well(run("train", *flags, "--rounds", 2, "--out", "a"))
     well(run("train", "a/recipe.toml", "--seed", 1, "--out", "b"))
-    assert "Recorded     4 rounds from 2 noise streams" in well(run("budget", "show"))
+    assert "Recorded     4 rounds charged, from 2 noise streams" in well(run("budget", "show"))
 
 
 def test_a_budget_can_be_set_before_the_first_run(run: Run, tmp_path: Path) -> None:
@@ -98,7 +102,7 @@ def test_a_budget_can_be_set_before_the_first_run(run: Run, tmp_path: Path) -> N
     assert "ε = 0 of 3 at δ = 1e-06" in shown
     well(run("train", "plan.toml", "--out", "a"))
     assert re.search(
-        r"models     ε = \S+ of 3 at δ = 1e-06 \(zero-out\)", run("budget", "show").out
+        r"models     ε = \S+ of 3 at δ = 1e-06 \(zero-out\), \d+% of it", run("budget", "show").out
     )
 
 
@@ -111,6 +115,9 @@ BAD = {
     "a delta of one": (("set", "a", "--epsilon", 1, "--delta", 1), "delta is 1"),
     "unknown data": (("show", "digit"), "did you mean 'digits'"),
     "a head that is none": (("verify", "--head", "seven"), "does not hold the head seven"),
+    "a head far away": (("verify", "--head", f"{10**30}:a"), "does not hold the head 1000"),
+    "no delta": (("show", "--delta", 0), "delta is 0"),
+    "a directory": (("show", "--ledger", "."), "it is a directory"),
     "a head of another": (("verify", "--head", "3:" + "f" * 64), "does not hold the head 3:f"),
 }
 
@@ -168,6 +175,7 @@ def test_a_lost_head_is_written_anew_when_asked(run: Run, refused: Refused, ledg
     assert "verify --anchor-anew" in refused("budget", "show")
     well(run("budget", "verify", "--anchor-anew"))
     assert "the database was trusted without its .head" in well(run("budget", "history"))
+    assert re.search("Trusted +once the database", well(run("budget", "verify")))
 
 
 def test_ledgers_are_named_by_flag(run: Run, ledger: Path, tmp_path: Path) -> None:

@@ -22,8 +22,9 @@ from fedveil.charging import charged
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.privacy import accounting
+from fedveil.privacy.anchor import Anchor
 from fedveil.privacy.calibrate import Budget
-from fedveil.privacy.chain import Anchor, Chain
+from fedveil.privacy.chain import Chain
 from fedveil.privacy.ledger import Account, Ledger, open_ledger
 from fedveil.privacy.session import BudgetError, Session
 from fedveil.privacy.verify import verify
@@ -331,7 +332,64 @@ def test_a_checkpoint_with_a_changed_bit_is_refused(
         restore(prepare(recipe, blobs, rounds=2), directory)
 
 
-@pytest.mark.parametrize("harm", [b"", b"{", b"[]", b'{"ledger": "a"}'])
+FILES = ("checkpoint.safetensors", "memory-3.npy", "metrics.parquet", "ledger.json")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_run_with_a_file_cut_short_is_refused(
+    blobs: Federated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    books: Callable[[], Ledger],
+) -> None:
+    """At each length; and the ledger charges nothing twice and forgets nothing."""
+    recipe = algorithms.fed_alpha_normec(0.5, 0.5, 0.1).with_noise(9.0, 18, 12, 1.0, DELTA)
+    crashed(monkeypatch, Session, "commit", 6)
+    begun(recipe, blobs, tmp_path / "a")
+    monkeypatch.undo()
+    account = Account(blobs.fingerprint(), "client")
+    before = books().spent(account, "models", DELTA)
+    size = (tmp_path / "a" / name).stat().st_size
+    refusals = 0
+    for length in (0, 1, 7, 8, 9, size // 4, size // 2, size - 9, size - 8, size - 2, size - 1):
+        shutil.copytree(tmp_path / "a", tmp_path / str(length))
+        os.truncate(tmp_path / str(length) / name, length)
+        try:
+            resumed(recipe, blobs, tmp_path / str(length))
+        except UserError:
+            refusals += 1
+        assert books().spent(account, "models", DELTA) == before
+    assert refusals >= 10  # a missing last newline is no loss
+    assert resumed(recipe, blobs, tmp_path / "a").state.round == 3
+
+
+def test_a_run_whose_settings_are_cut_short_goes_on_as_it_was_or_not_at_all(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ledger: Path
+) -> None:
+    flags = ("--dataset", "digits", "--clients", 20, "--rounds", 8, "--checkpoint-every", 3)
+    noisy = ("--algorithm", "dp_fedavg", "--noise-multiplier", 3.0, "--set", "rate=0.5")
+    assert run("train", *flags, *noisy, "--out", "whole", "--ledger", "other").code == 0
+    crashed(monkeypatch, Session, "commit", 6)
+    with pytest.raises(Crash):
+        run("train", *flags, *noisy, "--out", "a")
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    settings = (tmp_path / "a" / "recipe.toml").read_text()
+    lines = [len("".join(settings.splitlines(True)[:k])) for k in range(settings.count("\n"))]
+    codes = []
+    for length in (1, *lines[::3], *(line - 2 for line in lines[1::3]), len(settings) - 1):
+        shutil.copytree(tmp_path / "a", tmp_path / f"a{length}")
+        (tmp_path / f"a{length}" / "recipe.toml").write_text(settings[:length])
+        codes.append(run("train", "--resume", f"a{length}").code)
+    assert set(codes) == {0, 2}
+    kept = files(tmp_path / f"a{len(settings) - 1}")
+    assert kept["model.safetensors"] == files(tmp_path / "whole")["model.safetensors"]
+    (stream,) = Ledger(ledger).streams.values()
+    assert len(stream.rounds) == 8
+
+
+@pytest.mark.parametrize("harm", [b"", b"{", b"[]", b'{"ledger": "a"}', b'{"position": "x"}'])
 def test_a_broken_ledger_json_is_one_sentence(
     blobs: Federated, tmp_path: Path, harm: bytes
 ) -> None:

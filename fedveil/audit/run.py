@@ -19,6 +19,7 @@ from fedveil.audit.canaries import (
 )
 from fedveil.audit.listening import Heard, listening
 from fedveil.audit.report import Audit
+from fedveil.charging import refuse_on_budget
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError, unknown
 from fedveil.loop import play_round
@@ -75,6 +76,7 @@ def place_canaries(
         )
     if kind not in KINDS:
         raise unknown("kind of canary", kind, KINDS)
+    refuse_on_budget(data, "an audit's rounds")
     rng = stream(seed, 0, "places of canaries")
     if recipe.unit == "example" and data.unit == "client":
         data = data.by_example()

@@ -2,8 +2,10 @@
 
     hash_k = SHA-256(hash_{k−1}, k, kind, body)
 
-The newest hash also stands in a small file beside the database (`.head`), synced after every
-entry, so that an older copy of the database, or one that lost its end, is not taken for the whole.
+The newest hash also stands in a small file beside the database (`.head`), so that an older copy of
+the database, or one that lost its end, is not taken for the whole. Every entry is synced before the
+head is written; the head itself is synced when somebody relies on it (`settle`), for if a power cut
+takes it back it only promises less.
 """
 
 from __future__ import annotations
@@ -20,14 +22,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedveil.errors import UserError
+from fedveil.privacy.anchor import Anchor, Head, beside, true_path
 from fedveil.privacy.hold import Hold
 
 PATIENCE = 20.0  # seconds that a writer waits for another one's entry
 FORMAT = 1
 MARK = 0x66766C31  # SQLite's application id of a ledger
-SLOT = 256  # bytes of one of the head's two places
 START = "0" * 64
-SYNC = getattr(os, "fdatasync", os.fsync)  # where there is no such call, one that does more
 TABLES = """
 CREATE TABLE entries (
     position INTEGER PRIMARY KEY, kind TEXT NOT NULL, body TEXT NOT NULL, hash TEXT NOT NULL
@@ -46,14 +47,6 @@ class Entry(NamedTuple):
     hash: str
 
 
-class Head(NamedTuple):
-    """How far a ledger has come: the position and the hash of its newest entry."""
-
-    ledger: str
-    position: int
-    hash: str
-
-
 class Chain:
     """A ledger's entries on disk; whole and unaltered when it is opened, or refused.
 
@@ -61,11 +54,14 @@ class Chain:
     """
 
     def __init__(self, path: Path, trusting: bool = False) -> None:
-        self.path = path
+        self.path = path = true_path(path)  # one ledger, one head and one lock, by any name
         self.id, self.head = "", Head("", 0, START)
         self._anchor = Anchor(path)
-        self._hold = Hold(_beside(path, ".lock"), f"The ledger {path}")
+        self._hold = Hold(beside(path, ".lock"), f"The ledger {path}")
         self._new: list[Entry] = []
+        self._settled = True
+        if path.is_dir():
+            raise _unusable(path, "it is a directory")
         with self._sentences():
             promised = None if trusting else self._promised()
             self._database = _connected(path)
@@ -77,7 +73,8 @@ class Chain:
     @staticmethod
     def exists(path: Path) -> bool:
         """Whether there is a ledger, or what is left of one."""
-        return path.exists() or _beside(path, ".head").exists()
+        path = true_path(path)
+        return path.exists() or beside(path, ".head").exists()
 
     def take_new(self) -> list[Entry]:
         """All entries since the last call, the first call from the first entry on."""
@@ -88,19 +85,31 @@ class Chain:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Alone among all writers; what is added inside is on disk, head and all, at the end."""
+        """Alone among all writers; what is added inside is on disk at the end.
+
+        SQLite would keep others out by itself, even where somebody has removed the lock's file.
+        """
         with self._sentences(), self._hold.held(PATIENCE):
-            self._catch_up()
-            before = self.head
             self._database.execute("BEGIN IMMEDIATE")
+            before = self.head
             try:
+                self._catch_up()
+                before = self.head
                 yield
                 self._database.execute("COMMIT")
             except BaseException:
                 self._undo(before)
                 raise
             if self.head != before:
+                self._settled = False
                 self._anchor.write(self.head)
+
+    def settle(self) -> None:
+        """The head is on disk."""
+        if not self._settled:
+            with self._sentences():
+                self._anchor.sync()
+            self._settled = True
 
     def add(self, kind: str, body: dict[str, Any]) -> Entry:
         """The next entry; inside `writing` only."""
@@ -122,6 +131,8 @@ class Chain:
 
     def hash_at(self, position: int) -> str | None:
         """The hash of an entry; None where there is none."""
+        if not 0 < position <= self.head.position:
+            return None
         with self._sentences():
             query = "SELECT hash FROM entries WHERE position = ?"
             row = self._database.execute(query, (position,)).fetchone()
@@ -137,6 +148,8 @@ class Chain:
     def close(self) -> None:
         """Let go of the file."""
         self._database.close()
+        with contextlib.suppress(UserError):  # it would only promise less
+            self.settle()
 
     def anchor_anew(self) -> None:
         """Take the database as it is for the whole, and note that this was done."""
@@ -177,7 +190,7 @@ class Chain:
             if self.path.exists() and _entries(self.path) > 1:
                 raise damaged(self.path, f"{self._anchor.path.name} promises nothing")
             self._anchor.create(Head("", 0, START))
-            for name in (self.path, _beside(self.path, "-wal"), _beside(self.path, "-shm")):
+            for name in (self.path, beside(self.path, "-wal"), beside(self.path, "-shm")):
                 name.unlink(missing_ok=True)
             self._fill()
 
@@ -256,47 +269,6 @@ class Chain:
             raise _unusable(self.path, problem.strerror or str(problem)) from problem
 
 
-class Anchor:
-    """The head in a file of its own, in two places written in turn: a torn write spoils one."""
-
-    def __init__(self, ledger: Path) -> None:
-        self.path = _beside(ledger, ".head")
-
-    def create(self, head: Head) -> None:
-        """The file, at this head; at position 0 it promises nothing yet."""
-        partial = _beside(self.path, ".partial")
-        file = os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-        try:
-            os.write(file, _slot(head) * 2)
-            os.fsync(file)
-        finally:
-            os.close(file)
-        partial.replace(self.path)
-        sync_directory(self.path.parent)
-
-    def write(self, head: Head) -> None:
-        """Note the head where the older one stands, synced: no room is needed on a full disk."""
-        file = os.open(self.path, os.O_RDWR)
-        try:
-            newest = _newest(os.pread(file, 2 * SLOT, 0))
-            place = 0 if newest is None else 1 - newest[1]
-            os.pwrite(file, _slot(head), place * SLOT)
-            SYNC(file)
-        finally:
-            os.close(file)
-
-    def read(self) -> Head:
-        """The newest head that is whole."""
-        newest = _newest(self.path.read_bytes())
-        if newest is None:
-            raise UserError(
-                f"{self.path} is damaged, and without it an old copy of the ledger cannot be told "
-                "from the newest; restore it from a backup, or, if you are sure of the database, "
-                "run `fedveil budget verify --anchor-anew`."
-            )
-        return newest[0]
-
-
 def digest(previous: str, position: int, kind: str, text: str) -> str:
     """hash_k = SHA-256(hash_{k−1}, k, kind, body)."""
     return hashlib.sha256(f"{previous}\n{position}\n{kind}\n{text}".encode()).hexdigest()
@@ -315,15 +287,6 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def sync_directory(path: Path) -> None:
-    """Make names in a directory as durable as the files they name."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 def _connected(path: Path) -> sqlite3.Connection:
     """WAL with a sync at every commit; all transactions are begun by hand."""
     database = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None)
@@ -340,35 +303,6 @@ def _entries(path: Path) -> int:
         except sqlite3.OperationalError:  # no such table
             return 0
     return int(count)
-
-
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
-
-
-def _slot(head: Head) -> bytes:
-    text = json.dumps([*head, _check(head)])
-    return text.encode().ljust(SLOT)
-
-
-def _newest(text: bytes) -> tuple[Head, int] | None:
-    """The newest head that is whole, and its place."""
-    heads = [_read_slot(text[start : start + SLOT]) for start in (0, SLOT)]
-    whole = [(head, place) for place, head in enumerate(heads) if head is not None]
-    return max(whole, key=lambda pair: pair[0].position, default=None)
-
-
-def _read_slot(slot: bytes) -> Head | None:
-    try:
-        ledger, position, hash, check = json.loads(slot)
-    except (ValueError, TypeError):
-        return None
-    head = Head(ledger, position, hash)
-    return head if check == _check(head) else None
-
-
-def _check(head: Head) -> str:
-    return hashlib.sha256(f"{head.ledger} {head.position} {head.hash}".encode()).hexdigest()[:16]
 
 
 def _unusable(path: Path, why: str) -> UserError:

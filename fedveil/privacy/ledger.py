@@ -19,8 +19,9 @@ from typing import Any, get_args
 
 from fedveil.errors import UserError
 from fedveil.privacy import together
+from fedveil.privacy.anchor import Head
 from fedveil.privacy.calibrate import Budget
-from fedveil.privacy.chain import Chain, Entry, Head, now
+from fedveil.privacy.chain import Chain, Entry, damaged, now
 from fedveil.privacy.hold import Hold
 from fedveil.privacy.together import Charged, Plan
 from fedveil.recipe import View
@@ -196,6 +197,7 @@ class Ledger(Books):
         }
         with self.lock(account).held(0.0), self.writing():
             self.chain.add("budget", body)
+        self.chain.settle()
         self.sync()
 
     def lock(self, account: Account) -> Hold:
@@ -213,7 +215,10 @@ class Ledger(Books):
     def sync(self) -> None:
         """Read what has been entered since."""
         for entry in self.chain.take_new():
-            self.apply(entry)
+            try:
+                self.apply(entry)
+            except (KeyError, TypeError, ValueError) as problem:
+                raise damaged(self.path, f"entry {entry.position} makes no sense") from problem
 
     def recognise(self, trace: Mapping[str, Any]) -> None:
         """Refuse to be the ledger of a run that was recorded elsewhere, or later than here."""
@@ -243,10 +248,9 @@ def stream_key(body: Mapping[str, Any]) -> str:
 
 def ledger_path(given: Path | None = None) -> Path:
     """The ledger that is named, or the environment's, or the user's own."""
-    if given is not None:
-        return given
-    if named := os.environ.get(ENVIRONMENT):
-        return Path(named)
+    named = given or os.environ.get(ENVIRONMENT)
+    if named:
+        return Path(os.path.expanduser(named))
     if state := os.environ.get("XDG_STATE_HOME"):
         return Path(state) / "fedveil" / "ledger.sqlite"
     try:

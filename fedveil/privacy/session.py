@@ -44,6 +44,7 @@ class Session:
         self._entry: int | None = None
         self._hold: Hold | None = None
         self._room = math.inf  # rounds of this stream that the budgets allow
+        self._counted: Any = None  # what that was computed from
         try:
             if ledger.budgets(facts.account):
                 self._guard()
@@ -72,8 +73,8 @@ class Session:
         if self.closed:
             raise UserError("This run has ended and let go of the ledger; go on with --resume.")
         with self.ledger.writing():
-            if self._hold is None and self.ledger.budgets(self.facts.account):
-                self._guard()  # a budget was set while the run was going on
+            if self._hold is not None or self.ledger.budgets(self.facts.account):
+                self._guard()  # a budget may have been set while the run was going on
             self.require(round)
             entry = self._add(round)
         self._entry = entry
@@ -119,6 +120,7 @@ class Session:
 
     def trace(self) -> dict[str, Any]:
         """What the run's directory remembers of the ledger."""
+        self.ledger.chain.settle()
         head = self.ledger.head
         where = {"ledger": head.ledger, "path": str(self.ledger.path.resolve())}
         return {**where, "run": self.run, "position": head.position, "hash": head.hash}
@@ -135,15 +137,23 @@ class Session:
         return self.ledger.streams.get(self._key) or self._empty
 
     def _guard(self) -> None:
-        """Be the only one at work on these data, and see how many rounds are left."""
-        hold = self.ledger.lock(self.facts.account)
-        hold.take(PATIENCE)
-        self._hold = hold
-        self.ledger.sync()
-        budgets = self.ledger.budgets(self.facts.account).items()
-        self._room = min(
-            (self._allowed(view, budget) for view, budget in budgets), default=math.inf
-        )
+        """Be the only one at work on these data, and see how many rounds are left.
+
+        Counted anew only if others have drawn since, for which they must have removed the lock.
+        """
+        if self._hold is None:
+            hold = self.ledger.lock(self.facts.account)
+            hold.take(PATIENCE)
+            self._hold = hold
+            self.ledger.sync()
+        budgets = self.ledger.budgets(self.facts.account)
+        others = (s for s in self.ledger.of(self.facts.account) if s is not self._stream)
+        found = (budgets, sum(len(stream.rounds) for stream in others))
+        if found != self._counted:
+            self._counted = found
+            self._room = min(
+                (self._allowed(view, budget) for view, budget in budgets.items()), default=math.inf
+            )
 
     def _allowed(self, view: View, budget: Budget) -> int:
         """The largest number of this stream's rounds that keeps a budget, by bisection."""

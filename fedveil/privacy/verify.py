@@ -22,6 +22,7 @@ class Verdict:
     rounds: int = 0
     uncommitted: int = 0  # reserved, but never said to be published: spent all the same
     epsilons: int = 0  # of runs, derived again
+    trusted: int = 0  # times that the database was taken for the whole without its head
     problems: list[str] = field(default_factory=list)
 
 
@@ -39,6 +40,7 @@ def verify(ledger: Ledger) -> Verdict:
             account = Account(entry.body["fingerprint"], entry.body["unit"])
             verdict.problems += _overspent(books, account, before)
         books.apply(entry)
+        verdict.trusted += entry.kind == "anchored"
         if entry.kind == "budget":
             before[account] = _rounds(books, account)
         if entry.kind == "end":

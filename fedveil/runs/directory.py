@@ -102,6 +102,8 @@ class RunDirectory:
             return None
         with reading(path):
             trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(trace["position"], int):
+                raise ValueError("its position is no number")
             return {name: trace[name] for name in ("ledger", "path", "run", "position", "hash")}
 
     def has_checkpoint(self) -> bool:

@@ -15,7 +15,8 @@ import pytest
 
 from fedveil.errors import UserError
 from fedveil.privacy import chain as module
-from fedveil.privacy.chain import MARK, SLOT, Anchor, Chain, Head, _newest, _read_slot, digest
+from fedveil.privacy.anchor import SLOT, Anchor, Head, _newest, _read_slot
+from fedveil.privacy.chain import MARK, Chain, digest
 
 
 def add(chain: Chain, *numbers: int) -> None:
@@ -183,6 +184,21 @@ def test_a_ledger_without_its_head_is_refused_until_it_is_trusted(
     assert [entry.kind for entry in Chain(path).entries()][-1] == "anchored"
 
 
+def test_a_ledger_is_one_by_any_name(path: Path, tmp_path: Path) -> None:
+    """A link to the database, and to its directory: one head and one lock."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(path)
+    (tmp_path / "folder").symlink_to(path.parent)
+    for number, name in enumerate(("elsewhere/link", "folder/ledger.sqlite"), 5):
+        chain = Chain(tmp_path / name)
+        assert Chain.exists(tmp_path / name)
+        assert chain.path == path
+        add(chain, number)
+        chain.close()
+    assert numbers(path) == [0, 1, 2, 3, 4, 5, 6]
+    assert [file.name for file in (tmp_path / "elsewhere").iterdir()] == ["link"]
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_torn_head_leaves_the_one_before(path: Path, place: int) -> None:
     with head(path).open("r+b") as file:
@@ -237,26 +253,43 @@ def test_a_ledger_of_another_version_is_refused(
 # Power cuts
 
 
+PAGE, HEADER, FRAME = 4096, 32, 4096 + 24  # of a database; of its write-ahead log
+
+
+def lengths(name: str, whole: int) -> set[int]:
+    """Nothing, a part of each thing a file is made of, and all but a byte."""
+    edges = {
+        "ledger.sqlite": range(0, whole, PAGE),
+        "ledger.sqlite-wal": range(HEADER, whole, FRAME),
+        "ledger.sqlite.head": range(0, whole, SLOT),
+    }
+    near = {edge + step for edge in edges[name] for step in (-1, 0, 1)}
+    return {length for length in {0, 1, 99, whole // 3, whole - 1} | near if 0 <= length < whole}
+
+
 @pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.sqlite-wal", "ledger.sqlite.head"])
-@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9, 0.999])
 def test_a_file_cut_short_is_never_taken_for_the_whole(
-    path: Path, tmp_path: Path, name: str, kept: float
+    path: Path, tmp_path: Path, name: str
 ) -> None:
     """Copied while it is open, so that the newest entries are in the write-ahead log alone."""
     chain = Chain(path)
-    add(chain, 5, 6, 7)
-    (tmp_path / "cut").mkdir()
-    for file in path.parent.glob("ledger.sqlite*"):
-        if not file.name.endswith("-shm"):
-            shutil.copy(file, tmp_path / "cut" / file.name)
-    victim = tmp_path / "cut" / name
-    os.truncate(victim, int(kept * victim.stat().st_size))
-    refused, found = "", []
-    try:
-        found = numbers(tmp_path / "cut" / "ledger.sqlite")
-    except UserError as refusal:
-        refused = str(refusal)
-    assert found == list(range(8)) or re.search("cannot be trusted|damaged|not a ledger", refused)
+    for number in (5, 6, 7):
+        add(chain, number)
+    refusals = []
+    for length in sorted(lengths(name, path.with_name(name).stat().st_size)):
+        place = tmp_path / f"cut at {length}"
+        place.mkdir()
+        for file in path.parent.glob("ledger.sqlite*"):
+            if not file.name.endswith("-shm"):
+                shutil.copy(file, place / file.name)
+        os.truncate(place / name, length)
+        try:
+            assert numbers(place / "ledger.sqlite") == list(range(8))
+        except UserError as refusal:
+            refusals.append(str(refusal))
+    assert refusals
+    for refusal in refusals:
+        assert re.search("cannot be trusted|damaged|not a ledger", refusal)
 
 
 def test_a_commit_that_the_head_has_not_seen_counts(
@@ -368,6 +401,37 @@ def test_many_writers_make_one_chain(path: Path) -> None:
         thread.join()
     written = [100 * k + number for k in range(1, 5) for number in range(10)]
     assert sorted(numbers(path)) == [0, 1, 2, 3, 4, *written]
+
+
+def test_writers_without_the_lock_s_file_still_make_one_chain(path: Path) -> None:
+    one, other = Chain(path), Chain(path)
+    with one.writing():
+        one.add("note", {"number": 5})
+        path.with_name(path.name + ".lock").unlink()
+        thread = threading.Thread(target=lambda: add(Chain(path), 6))
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()  # it waits for SQLite's own lock
+    thread.join()
+    add(other, 7)
+    assert numbers(path) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_entries_are_synced_one_by_one_and_the_head_when_it_matters(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Head] = []
+    monkeypatch.setattr(Anchor, "sync", lambda self: synced.append(self.read()))
+    chain = Chain(path)
+    add(chain, 5)
+    add(chain, 6)
+    assert synced == []
+    chain.settle()
+    chain.settle()
+    assert synced == [chain.head]
+    add(chain, 7)
+    chain.close()
+    assert synced[1:] == [chain.head]
 
 
 def test_a_writer_that_does_not_let_go_is_named(

@@ -88,6 +88,7 @@ def test_the_key_is_not_in_the_run_s_directory(blobs: Federated, tmp_path) -> No
 
 def test_a_secure_run_goes_on_with_a_new_key(blobs: Federated, tmp_path) -> None:
     first = training.prepare(RECIPES[0], blobs, rounds=3, noise="secure")
+    first.enrol(saved=True)
     first.step()
     directory = RunDirectory.create(tmp_path / "a")
     training.checkpoint(first, directory)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,6 +15,7 @@ import torch
 
 from fedveil import algorithms
 from fedveil import training as work
+from fedveil.audit.run import place_canaries
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.parts.bound import ProbedClip
@@ -24,7 +26,8 @@ from fedveil.privacy.session import BudgetError, Session
 from fedveil.privacy.together import plan
 from fedveil.privacy.verify import verify
 from fedveil.recipe import Recipe
-from fedveil.training import prepare, train
+from fedveil.runs.directory import RunDirectory
+from fedveil.training import Record, Training, prepare, restore, train
 
 DIM, CLIENTS, DELTA = 18, 12, 1e-5
 ACCOUNT = Account("ab" * 32, "client")
@@ -168,6 +171,35 @@ def test_neighbours_that_do_not_fit_are_refused_with_the_reason(books: Ledger) -
     second = Session(books, facts(adaptive, "seeded b"), "two")
     with pytest.raises(BudgetError, match="do not all hold for zero-out neighbours"):
         second.reserve(0)
+
+
+def test_who_removes_the_lock_does_not_spend_twice(books: Ledger) -> None:
+    """Two at work at once, each of which had room for all when it began."""
+    budget = grant(books, 3.0)
+    affordable = most_rounds(POISSON, budget, DIM, CLIENTS)
+    one = Session(books, facts(), "one")
+    for lock in books.path.parent.glob("*.lock"):
+        lock.unlink()
+    other = Session(Ledger(books.path), facts(stream="seeded b"), "two")
+    assert one.room == affordable <= other.room + 1
+    drawn = 0
+    for round in range(affordable):
+        for session in (one, other):
+            with contextlib.suppress(BudgetError):
+                session.reserve(round)
+                drawn += 1
+    assert affordable - 1 <= drawn <= affordable
+    assert books.spent(ACCOUNT, "models", DELTA, 3.0) <= 3.0
+
+
+def test_a_budget_lifted_under_a_run_without_its_lock_lets_it_go_on(books: Ledger) -> None:
+    grant(books, spent(POISSON, 1))
+    session = Session(books, facts(), "one")
+    session.reserve(0)
+    for lock in books.path.parent.glob("*.lock"):
+        lock.unlink()
+    Ledger(books.path).grant(ACCOUNT, "models", None, "blobs", "contents")
+    session.reserve(1)
 
 
 # Noise is never drawn twice
@@ -333,9 +365,75 @@ def test_without_noise_nothing_is_trained_on_a_budget(
 ) -> None:
     with pytest.raises(BudgetError, match=r"no finite epsilon, .* since a message is not bounded"):
         train(plain_recipe, blobs, rounds=1)
-    probing = replace(POISSON, bound=ProbedClip())
+    with pytest.raises(UserError, match="look at its norms without noise would be counted nowhere"):
+        train(replace(POISSON, bound=ProbedClip()), blobs, rounds=1)
     with pytest.raises(BudgetError, match="taken from these data without noise"):
-        train(probing, blobs, rounds=1)
+        train(replace(POISSON, bound=ProbedClip(norm=1.0)), blobs, rounds=1)
+
+
+def test_a_run_without_noise_that_goes_on_does_not_spoil_a_budget_for_ever(
+    blobs: Federated, plain_recipe: Recipe, ledger: Path, tmp_path: Path
+) -> None:
+    stopping = iter(range(2))
+    with pytest.raises(StopIteration):
+        train(plain_recipe, blobs, rounds=9, save=tmp_path / "a", checkpoint_every=1,
+              watch=lambda *_: next(stopping))  # fmt: skip
+    books = open_ledger(ledger)
+    books.grant(account_of(blobs), "models", Budget(3.0, DELTA), "blobs", blobs.contents())
+    with pytest.raises(BudgetError, match="no finite epsilon"):
+        restore(prepare(plain_recipe, blobs, rounds=9), RunDirectory.open(tmp_path / "a"))
+    books.sync()
+    assert books.spent(account_of(blobs), "models", DELTA) == 0.0
+
+
+def test_a_budget_ends_a_run_that_went_on_unrecorded(
+    blobs: Federated, plain_recipe: Recipe, ledger: Path, tmp_path: Path
+) -> None:
+    """It was set after the run had begun; other entries do not disturb it."""
+
+    def set_a_budget(_: Training, record: Record) -> None:
+        books = open_ledger(ledger)
+        if record.round == 2:
+            other = Account("cd" * 32, "client")
+            books.grant(other, "models", Budget(3.0, DELTA), "other", "other")
+        if record.round == 4:
+            books.grant(account_of(blobs), "models", Budget(3.0, DELTA), "b", blobs.contents())
+        books.close()
+
+    for recipe, save in ((plain_recipe, tmp_path / "a"), (POISSON, None)):
+        with pytest.raises(BudgetError, match="round 5 was not played") as end:
+            train(recipe, blobs, rounds=9, save=save, watch=set_a_budget)
+        assert len(end.value.result.records) == 4
+        for file in ledger.parent.iterdir():
+            file.unlink()
+
+
+@pytest.mark.parametrize("name", ["recipe", "data", "key", "rounds"])
+def test_what_was_enrolled_is_what_is_played(blobs: Federated, granted: Ledger, name: str) -> None:
+    weaker = algorithms.dp_fedavg(noise_multiplier=0.1, rate=0.5, steps=1)
+    other = {"recipe": weaker, "data": blobs.by_example(), "key": "0" * 64, "rounds": 3}
+    training = prepare(POISSON, blobs, rounds=9)
+    training.step()
+    setattr(training, name, other[name])
+    with pytest.raises(UserError, match="were exchanged after the ledger was asked"):
+        training.step()
+    assert training.session is not None
+    training.session.close()
+
+
+def test_a_refused_training_does_not_step_on_unrecorded(
+    blobs: Federated, granted: Ledger, plain_recipe: Recipe
+) -> None:
+    training = prepare(plain_recipe, blobs, rounds=1)
+    for _ in range(2):
+        with pytest.raises(BudgetError, match="no finite epsilon"):
+            training.step()
+
+
+def test_no_audit_where_a_budget_stands(blobs: Federated, granted: Ledger) -> None:
+    for data in (blobs, blobs.by_example()):
+        with pytest.raises(UserError, match="an audit's rounds would be counted nowhere"):
+            place_canaries(POISSON, data, 20, "direction", 0)
 
 
 def test_the_same_examples_dealt_out_anew_need_a_budget_of_their_own(
@@ -372,6 +470,7 @@ def test_a_ledger_can_be_named(blobs: Federated, ledger: Path, tmp_path: Path) -
 
 def test_where_the_ledger_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ledger_path(Path("a")) == Path("a")
+    assert ledger_path(Path("~/a")) == Path.home() / "a"
     monkeypatch.setenv("FEDVEIL_LEDGER", "b")
     assert ledger_path() == Path("b")
     monkeypatch.delenv("FEDVEIL_LEDGER")
@@ -396,6 +495,13 @@ def test_the_books_are_balanced_by_verify(blobs: Federated, ledger: Path, tmp_pa
         train(recipe, blobs, rounds=3, save=tmp_path / name)
     verdict = verify(Ledger(ledger))
     assert (verdict.rounds, verdict.epsilons, verdict.problems) == (6, 2, [])
+
+
+def test_an_entry_without_sense_is_refused(books: Ledger) -> None:
+    with books.chain.writing():
+        books.chain.add("reserve", {"run": 77, "round": 1})
+    with pytest.raises(UserError, match="cannot be trusted: entry 2 makes no sense; restore"):
+        Ledger(books.path)
 
 
 def test_verify_finds_a_wrong_epsilon(books: Ledger) -> None:
