@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -75,11 +75,12 @@ def audit_noise(
     release = noise.event(message, message, 1.0, 1.0)
     draws = [_drawn(noise, message, trials, rng) for _ in range(4)]
     moves = list(_moves(message, 1.0 if noise.needs_grid else message.grid or 1.0))
+    curves = _curves(draws[:2], moves)
     return NoiseAudit(
         noise,
         accounting.epsilon(release, DELTA),
-        _audited(draws, moves, alpha),
-        _violation(draws, moves, release),
+        _audited(draws, curves, alpha),
+        _violation(draws, curves, release),
     )
 
 
@@ -124,30 +125,40 @@ def _hits(event: Event, first: np.ndarray, second: np.ndarray) -> tuple[int, int
 Worth = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _chosen(draws: list[np.ndarray], moves: list[np.ndarray], worth: Worth) -> Event:
-    """The event of most worth, by its frequencies in these draws."""
-    best, found = None, -math.inf
-    for move in moves:
-        for name in STATISTICS:
-            for sign in (1.0, -1.0):
-                for reverse in (False, True):
-                    blank = Event(move, name, sign, 0.0, reverse)
-                    cut, value = _best_cut(*_worlds(blank, *draws), worth)
-                    if value > found:
-                        best, found = Event(move, name, sign, cut, reverse), value
-    assert best is not None
-    return best
+@dataclass(frozen=True)
+class _Curve:
+    """How often an event took place in both worlds, cut by cut."""
+
+    event: Event
+    cuts: np.ndarray
+    likelier: np.ndarray
+    other: np.ndarray
 
 
-def _best_cut(likelier: np.ndarray, other: np.ndarray, worth: Worth) -> tuple[float, float]:
-    ranks = np.linspace(0, 1, CUTS)
-    cuts = np.unique(np.concatenate([np.quantile(likelier, ranks), np.quantile(other, ranks)]))
-    above = [
-        1 - np.searchsorted(np.sort(values), cuts) / len(values) for values in (likelier, other)
+def _curves(draws: list[np.ndarray], moves: list[np.ndarray]) -> list[_Curve]:
+    """Every event that is tried, by its frequencies in these draws."""
+    return [
+        _curve(Event(move, name, sign, 0.0, reverse), draws)
+        for move in moves
+        for name in STATISTICS
+        for sign in (1.0, -1.0)
+        for reverse in (False, True)
     ]
-    values = worth(above[0], above[1])
-    best = int(np.argmax(values))
-    return float(cuts[best]), float(values[best])
+
+
+def _curve(event: Event, draws: list[np.ndarray]) -> _Curve:
+    worlds = [np.sort(values) for values in _worlds(event, *draws)]
+    ranks = np.linspace(0, 1, CUTS)
+    cuts = np.unique(np.concatenate([np.quantile(values, ranks) for values in worlds]))
+    above = [1 - np.searchsorted(values, cuts) / len(values) for values in worlds]
+    return _Curve(event, cuts, *above)
+
+
+def _chosen(curves: list[_Curve], worth: Worth) -> Event:
+    """The event of most worth."""
+    values = [worth(curve.likelier, curve.other) for curve in curves]
+    best = int(np.argmax([value.max() for value in values]))
+    return replace(curves[best].event, cut=float(curves[best].cuts[int(values[best].argmax())]))
 
 
 def _excess(factor: float, p: np.ndarray, q: np.ndarray) -> np.ndarray:
@@ -161,22 +172,22 @@ def _likely_bound(trials: int, p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.asarray(np.log(np.maximum(least, 1e-12) / most))
 
 
-def _audited(draws: list[np.ndarray], moves: list[np.ndarray], alpha: float) -> float:
+def _audited(draws: list[np.ndarray], curves: list[_Curve], alpha: float) -> float:
     """log((P − δ)/Q) of the event that looked best, with both chances bounded."""
     trials = len(draws[0])
-    best = _chosen(draws[:2], moves, functools.partial(_likely_bound, trials))
+    best = _chosen(curves, functools.partial(_likely_bound, trials))
     hits, others = _hits(best, *draws[2:])
     least = chance_at_least(hits, trials, alpha / 2) - DELTA
     most = chance_at_most(others, trials, alpha / 2)
     return max(math.log(least / most), 0.0) if least > 0 else 0.0
 
 
-def _violation(draws: list[np.ndarray], moves: list[np.ndarray], release: events.Release) -> str:
+def _violation(draws: list[np.ndarray], curves: list[_Curve], release: events.Release) -> str:
     """The first ε at which an event is more unlike than the release claims, with certainty."""
     trials, share = len(draws[0]), ALARM / len(EPSILONS) / 2
     for epsilon in EPSILONS:
         factor = math.exp(epsilon)
-        best = _chosen(draws[:2], moves, functools.partial(_excess, factor))
+        best = _chosen(curves, functools.partial(_excess, factor))
         hits, others = _hits(best, *draws[2:])
         least = chance_at_least(hits, trials, share) - factor * chance_at_most(
             others, trials, share

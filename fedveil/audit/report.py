@@ -106,7 +106,7 @@ class Audit:
         if self.cosine is not None:
             spread = 1 / math.sqrt(self.dim)
             text = f"a canary's mean cosine with its releases is {self.cosine:.3g}"
-            yield "Statistic", f"{text}; without a leak it is about N(0, {spread:.3g}²)."
+            yield "Statistic", f"{text}; a single one without a leak is about N(0, {spread:.3g}²)."
         yield "Attendance", self._attendance()
         yield "Verdict", self.verdict()
 

@@ -344,9 +344,9 @@ PLANTED = LISTED + MORE
 # ---------------------------------------------------------------------------------- who notices
 
 
-def by_audit(recipe: Recipe, data: Federated) -> bool:
+def by_audit(recipe: Recipe, data: Federated, rounds: int = 6) -> bool:
     """Whether a run of it contradicts its proof."""
-    return audit(recipe, data, rounds=6, canaries=100, delta=1e-4).alarm
+    return audit(recipe, data, rounds=rounds, canaries=100, delta=1e-4).alarm
 
 
 def by_noise(recipe: Recipe) -> bool:

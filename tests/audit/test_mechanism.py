@@ -45,7 +45,7 @@ def test_no_event_contradicts_the_project_s_own_noises(noise: Noise, dim: int) -
     ids=repr,
 )
 def test_a_good_part_of_epsilon_is_found(noise: Noise) -> None:
-    result = found(noise, 1)
+    result = audit_noise(noise, np.random.default_rng(0), dim=1, trials=6000, alpha=1e-3)
     assert 1.5 < result.audited < result.claimed
 
 
@@ -68,9 +68,9 @@ class FewTrials(Binomial):
         return Binomial(80).table(message)
 
 
-class HalfRounded(RoundedGaussian):
+class Quartered(RoundedGaussian):
     def draw(self, *arguments: Any) -> Any:
-        return super().draw(*arguments) // 2
+        return super().draw(*arguments) // 4
 
 
 class Sold(PublishedLaplace):
@@ -93,7 +93,7 @@ class LastForgotten(Gaussian):
         Narrow(20.0, 200),
         ShortTail(0.05, 400),
         FewTrials(800),
-        HalfRounded(2.0),
+        Quartered(2.0),
         Sold(epsilon=0.5),
         LastForgotten(2.0),
     ],
