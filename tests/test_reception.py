@@ -113,7 +113,7 @@ class Served(training.Training):
 
 
 def test_a_served_round_is_reserved_in_the_ledger_before_anyone_is_asked(tmp_path: Any) -> None:
-    made = training.prepare(NOISY, people(CLIENTS), "linear", rounds=1, delta=1e-5)
+    made = training.prepare(NOISY, people(CLIENTS), "softmax", rounds=1, delta=1e-5)
     served = Served(**{name: getattr(made, name) for name in made.__dataclass_fields__})
     served.enrol(tmp_path / "ledger.sqlite", saved=True)
     assert served.session is not None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 100
 MAX_CATEGORIES = 100
+LARGEST, SMALLEST = 3e38, 1e-150  # of numbers that inputs can hold; of a deviation to divide by
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 Ranges = dict[str, tuple[float, float]]
 
@@ -46,11 +47,11 @@ class NumericColumn:
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def encode(self, column: pl.Series) -> np.ndarray:
-        """float64 [rows, 1 or 2]; what is not a finite number is missing."""
+        """float64 [rows, 1 or 2]; what is not a finite number of float32 is missing."""
         values = _numbers(column)
-        absent = ~np.isfinite(values)
+        absent = ~(np.abs(values) <= LARGEST)
         scaled = (np.where(absent, self.fill, values) - self.center) / self.scale
-        scaled = scaled.clip(0, 1) if self.clip else scaled
+        scaled = scaled.clip(0, 1) if self.clip else scaled.clip(-LARGEST, LARGEST)
         return np.stack([scaled, absent] if self.missing else [scaled], axis=1)
 
 
@@ -363,7 +364,7 @@ def _fit_numeric(column: pl.Series, bounds: tuple[float, float] | None) -> Numer
     import polars as pl
 
     values = _numbers(column)
-    known = values[np.isfinite(values)]
+    known = values[np.abs(values) <= LARGEST]
     missing = len(known) < len(values)
     if bounds:  # always with the indicator: even whether one is needed would come from the data
         low, high = bounds
@@ -373,7 +374,8 @@ def _fit_numeric(column: pl.Series, bounds: tuple[float, float] | None) -> Numer
     if len(known) == 0:
         return None
     mean, deviation = float(known.mean()), float(known.std())
-    return NumericColumn(column.name, mean, deviation or 1.0, mean, missing, clip=False)
+    scale = deviation if deviation > SMALLEST else 1.0
+    return NumericColumn(column.name, mean, scale, mean, missing, clip=False)
 
 
 def _fit_category(column: pl.Series, notes: list[str]) -> CategoryColumn:
