@@ -112,7 +112,9 @@ def _from_tar(path: Path, wanted: set[str]) -> dict[str, bytes]:
     with tarfile.open(path, "r:*") as archive:
         for member in archive:
             name = Path(member.name).name
-            if name in wanted and member.isfile() and member.size <= MAX_MEMBER:
+            if member.size > MAX_MEMBER:  # even passing over it would unpack it
+                raise tarfile.TarError(f"'{name}' claims {member.size} bytes")
+            if name in wanted and member.isfile():
                 stream = archive.extractfile(member)
                 found[name] = stream.read() if stream else b""
     return found
