@@ -28,7 +28,7 @@ def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     >>> str(unknown("algorithm", "dp_fedavgg", ["fedavg", "dp_fedavg"]))
     "There is no algorithm 'dp_fedavgg'; did you mean 'dp_fedavg'? Known: dp_fedavg, fedavg."
     """
-    names = sorted(known)
+    names, given = sorted(known), given[:80]
     near = difflib.get_close_matches(given, names, n=1)
     hint = f"; did you mean '{near[0]}'?" if near else "."
     return UserError(f"There is no {what} '{given}'{hint} Known: {', '.join(names)}.")

@@ -94,17 +94,38 @@ def play_round(
     Randomness comes from streams keyed by (key, round, purpose) and is consumed in client order,
     so the result depends neither on grouping nor on the engine nor on the number of processes.
     """
-    k, x = state.round, state.x
-    taken = None if state.taken is None else state.taken.numpy()
-    cohort = recipe.cohort.draw(data.clients, stream(key, k, "cohort"), taken)
-    taken_now = _counted(state.taken, cohort)
+    cohort = cohort_of(recipe, state, data.clients, key)
+    taken = counted(state.taken, cohort)
     if len(cohort) < recipe.least_arrivals(data.clients):
-        return _void(recipe, state, taken_now, len(cohort))
-    bound = _bound_of(recipe, state)
-    total = _sum_of_messages(recipe, bound, state, data, engine, cohort, key, team)
-    denominator = recipe.cohort.expected(data.clients)
+        return void_round(recipe, state, taken, len(cohort))
+    total = _sum_of_messages(recipe, state, data, engine, cohort, key, team)
+    return conclude_round(recipe, state, total, len(cohort), data.clients, taken, key)
+
+
+def cohort_of(recipe: Recipe, state: State, population: int, key: Key) -> np.ndarray:
+    """Who is asked in this round."""
+    taken = None if state.taken is None else state.taken.numpy()
+    return recipe.cohort.draw(population, stream(key, state.round, "cohort"), taken)
+
+
+def conclude_round(
+    recipe: Recipe,
+    state: State,
+    total: Total,
+    came: int,
+    population: int,
+    taken: Tensor | None,
+    key: Key,
+) -> tuple[State, Info]:
+    """What a round does with the sum of its messages, wherever they were computed.
+
+    The denominator is public: who did not come, or was rejected, counts as zero.
+    """
+    k, x = state.round, state.x
+    bound = bound_of(recipe, state)
+    denominator = recipe.cohort.expected(population)
     message = recipe.message(len(x), bound)
-    noise = recipe.noise.draw(message, len(cohort), denominator, stream(key, k, "noise"))
+    noise = recipe.noise.draw(message, came, denominator, stream(key, k, "noise"))
     released = total.released(noise, message)
     mean = (released / denominator).float()
     remembered = state.direction if state.direction is not None else mean
@@ -117,13 +138,13 @@ def play_round(
         output=recipe.output.follow(state.output, x, k),
         direction=direction if recipe.memory.kept else None,
         memory=state.memory,
-        threshold=_next_threshold(recipe, state, total, cohort, data.clients, key),
-        taken=taken_now,
+        threshold=_next_threshold(recipe, state, total, came, population, key),
+        taken=taken,
     )
     signal, added = total.lengths(noise, released, message)
     return after, Info(
         round=k,
-        participants=len(cohort),
+        participants=came,
         rejected=total.rejected,
         norms=torch.cat([torch.empty(0, dtype=torch.float64), *total.norms]),
         scales=torch.cat([torch.empty(0, dtype=torch.float64), *total.scales]),
@@ -134,7 +155,7 @@ def play_round(
     )
 
 
-def _counted(taken: Tensor | None, cohort: np.ndarray) -> Tensor | None:
+def counted(taken: Tensor | None, cohort: np.ndarray) -> Tensor | None:
     """One more for everybody who was drawn; what is not capped is not counted."""
     if taken is None:
         return None
@@ -143,7 +164,7 @@ def _counted(taken: Tensor | None, cohort: np.ndarray) -> Tensor | None:
     return counted
 
 
-def _void(recipe: Recipe, state: State, taken: Tensor | None, came: int) -> tuple[State, Info]:
+def void_round(recipe: Recipe, state: State, taken: Tensor | None, came: int) -> tuple[State, Info]:
     """A round without a release: too few came for the noise that the accounting counts on."""
     output = recipe.output.follow(state.output, state.x, state.round)
     after = replace(state, round=state.round + 1, output=output, taken=taken)
@@ -151,7 +172,7 @@ def _void(recipe: Recipe, state: State, taken: Tensor | None, came: int) -> tupl
     return after, Info(state.round, came, 0, nothing, nothing, 0.0, 0.0, void=True)
 
 
-def _bound_of(recipe: Recipe, state: State) -> Bound:
+def bound_of(recipe: Recipe, state: State) -> Bound:
     """The bound of this round."""
     if isinstance(recipe.bound, AdaptiveClip) and state.threshold is not None:
         return recipe.bound.at(float(state.threshold))
@@ -159,7 +180,7 @@ def _bound_of(recipe: Recipe, state: State) -> Bound:
 
 
 def _next_threshold(
-    recipe: Recipe, state: State, total: _Total, cohort: np.ndarray, population: int, key: Key
+    recipe: Recipe, state: State, total: Total, came: int, population: int, key: Key
 ) -> Tensor | None:
     """C_{k+1}, from the noisy count of short updates; rejected ones count as long."""
     if not isinstance(recipe.bound, AdaptiveClip) or state.threshold is None:
@@ -168,11 +189,11 @@ def _next_threshold(
     short = sum(int((norms <= norm).sum()) for norms in total.norms)
     rng = stream(key, state.round, "count")
     expected = recipe.cohort.expected(population)
-    return torch.tensor([recipe.bound.next(norm, short, len(cohort), expected, rng)]).double()
+    return torch.tensor([recipe.bound.next(norm, short, came, expected, rng)]).double()
 
 
 @dataclass
-class _Total:
+class Total:
     """The sum of messages, of a group or of a round, and what was seen on the way.
 
     On a grid sums are whole numbers: of the messages before their noise, and as received.
@@ -186,7 +207,7 @@ class _Total:
     norms: list[Tensor] = field(default_factory=list)
     scales: list[Tensor] = field(default_factory=list)
 
-    def add(self, part: _Total) -> None:
+    def add(self, part: Total) -> None:
         """Take in the messages of a group."""
         self.sum += part.sum
         if part.received is not None:
@@ -243,14 +264,13 @@ def _in_steps(total: Tensor, message: Norms) -> Tensor:
 
 def _sum_of_messages(
     recipe: Recipe,
-    bound: Bound,
     state: State,
     data: Federated,
     engine: Engine,
     cohort: np.ndarray,
     key: Key,
     team: Team,
-) -> _Total:
+) -> Total:
     """Σ q_i over the cohort, group by group; memory is bounded by the group."""
     k, dim = state.round, len(state.x)
     workers = recipe.memory.workers(cohort, data.clients)
@@ -258,13 +278,13 @@ def _sum_of_messages(
     plan = recipe.local.plan(data.sizes[torch.from_numpy(workers)], k, stream(key, k, "batches"))
     wire = recipe.wire(dim, data.clients)
     kind = torch.float64 if wire is None else torch.int64
-    total = _Total(torch.zeros(dim, dtype=kind), wire=wire)
-    work = _Work(recipe, bound, state, engine, key, wire)
+    total = Total(torch.zeros(dim, dtype=kind), wire=wire)
+    work = _Work(recipe, bound_of(recipe, state), state, engine, key, wire)
     mine = team.share(workers, data.clients if recipe.memory.kept else None)
     if state.memory is not None:
         state.memory.admit(workers[mine])
 
-    def messages(share: slice) -> _Total:
+    def messages(share: slice) -> Total:
         start, stop = mine.start + share.start, mine.start + share.stop
         group = Group(data, workers[start:stop], plan.group(start, stop))
         return work.messages(group, torch.from_numpy(sends[start:stop]))
@@ -287,7 +307,7 @@ class _Work:
     key: Key
     wire: Wire | None
 
-    def messages(self, group: Group, sends: Tensor) -> _Total:
+    def messages(self, group: Group, sends: Tensor) -> Total:
         """A group's messages, added up; all of it works, those with `sends` also send."""
         recipe, state = self.recipe, self.state
         updates: Updates = self.engine.updates(state.x, group)
@@ -301,7 +321,7 @@ class _Work:
         scales = scales_of(norms, self.bound)
         sound = torch.isfinite(norms)
         if remembered is None and not recipe.quantize.rows_needed:
-            total = _Total(updates.weighted_sum(torch.where(sends, scales, 0.0)))
+            total = Total(updates.weighted_sum(torch.where(sends, scales, 0.0)))
             total.sent = int(sends.sum()) * 4 * len(state.x)
         else:
             quantized = self._quantized(bounded_rows(updates, scales), group.clients)
@@ -334,17 +354,17 @@ class _Work:
         grid = self.recipe.message(quantized.shape[1], self.bound).grid
         return (quantized if grid is None else quantized.mul(grid)).float()
 
-    def _sent(self, quantized: Tensor, clients: np.ndarray) -> _Total:
+    def _sent(self, quantized: Tensor, clients: np.ndarray) -> Total:
         """Add messages up, as they are or through the wire."""
         if self.wire is None:
             summed = quantized.sum(dim=0, dtype=torch.float64)
-            return _Total(summed, sent=4 * quantized.numel())
+            return Total(summed, sent=4 * quantized.numel())
         levels = quantized.numpy()
         if self.recipe.noise.on_messages:
             levels = levels + self._noise(levels.shape[1], clients)
         packed = self.wire.send(levels)
         received = self.wire.receive(packed, levels.shape[1]).sum(axis=0)
-        return _Total(quantized.sum(dim=0), received, sent=packed.nbytes)
+        return Total(quantized.sum(dim=0), received, sent=packed.nbytes)
 
     def _noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
         """Each client's own, from a stream of its own: [clients, dim]."""

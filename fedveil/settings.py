@@ -366,7 +366,8 @@ def _sentence(problem: ValidationError, file: Path | None) -> UserError:
     if first["type"] == "extra_forbidden":
         group = DataSettings if first["loc"][0] == "data" else Settings
         return unknown(f"setting in {file or 'the flags'} named", where, group.model_fields)
-    given = str(first["input"])[:40]
+    plain = isinstance(first["input"], str | int | float)  # what is nested may be so too deeply
+    given = str(first["input"])[:40] if plain else "…"
     return UserError(
         f"{file or 'The flags'}: {where} is '{given}', but {first['msg'][:1].lower()}"
         f"{first['msg'][1:]}."

@@ -170,7 +170,9 @@ def noise_before_the_clip(patch: pytest.MonkeyPatch) -> None:
         "    norms = updates.norms()"
     )
     mutate(patch, loop._Work, "messages", ("norms = updates.norms()", noisy))
-    mutate(patch, loop, "play_round", ("released(noise, message)", "released(0 * noise, message)"))
+    mutate(
+        patch, loop, "conclude_round", ("released(noise, message)", "released(0 * noise, message)")
+    )
 
 
 def shuffled(fixed: bool) -> Callable[[Any], None]:
@@ -294,8 +296,8 @@ MUTATIONS = [
         "realised denominator",
         line(
             loop,
-            "play_round",
-            ("= recipe.cohort.expected(data.clients)", "= float(max(len(cohort), 1))"),
+            "conclude_round",
+            ("= recipe.cohort.expected(population)", "= float(max(came, 1))"),
         ),
         "check_denominator",
         of(check_denominator, "dp_fedavg"),
@@ -394,7 +396,7 @@ MUTATIONS = [
     ),
     Mutation(
         "participations not counted",
-        returning(loop, "_counted", lambda taken, cohort: taken),
+        returning(loop, "counted", lambda taken, cohort: taken),
         "check_cap",
         of(check_cap, "dp_fedavg capped"),
     ),
@@ -452,7 +454,7 @@ MUTATIONS = [
     ),
     Mutation(
         "noise that stays at the first threshold",
-        line(loop, "play_round", ("recipe.message(len(x), bound)", "recipe.message(len(x))")),
+        line(loop, "conclude_round", ("recipe.message(len(x), bound)", "recipe.message(len(x))")),
         "check_noise_follows_threshold",
         of(check_noise_follows_threshold, "dp_fedavg_adaptive"),
     ),

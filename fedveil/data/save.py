@@ -169,7 +169,7 @@ def _making(path: Path) -> Iterator[Path]:
         raise UserError(f"{path} is already there; choose another place for the data.")
     folder = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)  # training data are for their owner alone
         yield folder
         folder.rename(path)
     except OSError as problem:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 
 MAX_CLASSES = 100
 MAX_CATEGORIES = 100
+MAX_COLUMNS = 10_000
+MAX_NAME = 1_000  # characters of a client's name
+MAX_NUMBERS = 2**29  # of all inputs together
+PACKED = (b"\x1f\x8b", b"\x28\xb5", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # gzip, zstd, zlib
+LARGEST, SMALLEST = 3e38, 1e-150  # of numbers that inputs can hold; of a deviation to divide by
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 Ranges = dict[str, tuple[float, float]]
 
@@ -46,11 +51,11 @@ class NumericColumn:
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def encode(self, column: pl.Series) -> np.ndarray:
-        """float64 [rows, 1 or 2]; what is not a finite number is missing."""
+        """float64 [rows, 1 or 2]; what is not a finite number of float32 is missing."""
         values = _numbers(column)
-        absent = ~np.isfinite(values)
+        absent = ~(np.abs(values) <= LARGEST)
         scaled = (np.where(absent, self.fill, values) - self.center) / self.scale
-        scaled = scaled.clip(0, 1) if self.clip else scaled
+        scaled = scaled.clip(0, 1) if self.clip else scaled.clip(-LARGEST, LARGEST)
         return np.stack([scaled, absent] if self.missing else [scaled], axis=1)
 
 
@@ -97,6 +102,11 @@ class TableEncoder:
         """float32 [rows, features]; unseen categories go to 'other', and nothing is refitted."""
         for column in self.columns:
             _check_column(frame, column.name, "column")
+        if frame.height * len(self.features) > MAX_NUMBERS:
+            raise UserError(
+                f"{frame.height:,} rows of {len(self.features):,} inputs each are too many for "
+                "memory; leave out columns with many categories, or take fewer rows."
+            )
         parts = [column.encode(frame[column.name]) for column in self.columns]
         return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
 
@@ -191,13 +201,24 @@ def _read(path: Path) -> pl.DataFrame:
 
     if path.suffix.lower() in (".parquet", ".pq"):
         return pl.read_parquet(path)
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        header = lines.readline()
+    header = _header(path)
     separator = max(",;\t|", key=header.count)
+    if header.count(separator) >= MAX_COLUMNS:
+        raise ValueError(f"its first line has more than {MAX_COLUMNS:,} columns")
     nulls = list(_MISSING)
     return pl.read_csv(
         path, separator=separator, null_values=nulls, try_parse_dates=True, infer_schema_length=None
     )
+
+
+def _header(path: Path) -> str:
+    """The first line of text; what is packed is not text, and could be of any size unpacked."""
+    with path.open("rb") as file:
+        first = file.read(2)
+    if first in PACKED:
+        raise ValueError("it is packed; unpack it first")
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return lines.readline()
 
 
 def _typed(column: pl.Series) -> pl.Series:
@@ -254,7 +275,15 @@ def _complete(
 
 def _keys(column: pl.Series) -> np.ndarray:
     values = np.asarray(column.to_numpy())
-    return values.astype(str) if values.dtype == object else values
+    if values.dtype != object:
+        return values
+    names = [str(value) for value in values]
+    if (longest := max(map(len, names))) > MAX_NAME:
+        raise UserError(
+            f"The client column '{column.name}' has a name of {longest} characters, more than "
+            f"{MAX_NAME}; name the column that tells people or devices apart."
+        )
+    return np.array(names)
 
 
 def _check_clients(keys: np.ndarray, client: str) -> None:
@@ -363,7 +392,7 @@ def _fit_numeric(column: pl.Series, bounds: tuple[float, float] | None) -> Numer
     import polars as pl
 
     values = _numbers(column)
-    known = values[np.isfinite(values)]
+    known = values[np.abs(values) <= LARGEST]
     missing = len(known) < len(values)
     if bounds:  # always with the indicator: even whether one is needed would come from the data
         low, high = bounds
@@ -373,19 +402,21 @@ def _fit_numeric(column: pl.Series, bounds: tuple[float, float] | None) -> Numer
     if len(known) == 0:
         return None
     mean, deviation = float(known.mean()), float(known.std())
-    return NumericColumn(column.name, mean, deviation or 1.0, mean, missing, clip=False)
+    scale = deviation if deviation > SMALLEST else 1.0
+    return NumericColumn(column.name, mean, scale, mean, missing, clip=False)
 
 
 def _fit_category(column: pl.Series, notes: list[str]) -> CategoryColumn:
-    words = _words(column)
-    values, counts = np.unique(words.drop_nulls().to_numpy().astype(str), return_counts=True)
-    frequent = np.sort(np.argsort(-counts, kind="stable")[:MAX_CATEGORIES])
-    if len(values) > MAX_CATEGORIES:
+    words = _words(column).rename("word")
+    found = words.drop_nulls().value_counts(name="times")
+    frequent = found.sort(["times", "word"], descending=[True, False]).head(MAX_CATEGORIES)
+    if found.height > MAX_CATEGORIES:
         notes.append(
-            f"'{column.name}' has {len(values)} categories; the {MAX_CATEGORIES} most frequent "
+            f"'{column.name}' has {found.height} categories; the {MAX_CATEGORIES} most frequent "
             "are kept, the rest count as 'other'."
         )
-    return CategoryColumn(column.name, tuple(values[frequent].tolist()), words.null_count() > 0)
+    values = tuple(sorted(frequent["word"].to_list()))
+    return CategoryColumn(column.name, values, words.null_count() > 0)
 
 
 def _leaks(columns: list[NumericColumn | CategoryColumn]) -> list[str]:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 
 import torch
@@ -213,7 +213,7 @@ def _import(name: str) -> Callable[..., nn.Module]:
 
 def _import_module(name: str, path: str) -> object:
     try:
-        with _current_directory_importable():
+        with _current_directory_importable(), redirect_stdout(sys.stderr):  # it may print
             return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{path}.".startswith(f"{error.name}."):
@@ -222,11 +222,11 @@ def _import_module(name: str, path: str) -> object:
             f"There is no module '{error.name}' for the model '{name}'; run from the directory "
             f"that holds {error.name.split('.')[0]}, or install it."
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _import_failed(name, path, error) from error
 
 
-def _import_failed(name: str, path: str, error: Exception) -> UserError:
+def _import_failed(name: str, path: str, error: BaseException) -> UserError:
     return UserError(
         f"Importing '{path}' for the model '{name}' failed with {type(error).__name__}: {error}; "
         "correct that module."

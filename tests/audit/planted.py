@@ -241,8 +241,8 @@ weights = line(
 
 realised = line(
     loop,
-    "play_round",
-    ("= recipe.cohort.expected(data.clients)", "= float(max(len(cohort), 1))"),
+    "conclude_round",
+    ("= recipe.cohort.expected(population)", "= float(max(came, 1))"),
 )
 
 LISTED = [

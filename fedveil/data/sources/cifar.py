@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 import tarfile
 import zlib
 from collections.abc import Mapping
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedveil.data.federated import Dataset, Examples
+from fedveil.data.sources.batches import Array, read_batch
 from fedveil.data.sources.pixels import to_inputs, to_labels
 from fedveil.errors import UserError
 
@@ -28,7 +27,7 @@ _PARTS = {
 def load_cifar(path: Path, classes: int = 10) -> Dataset:
     """CIFAR-10 or -100 (Krizhevsky 2009) from a folder or a .tar.gz, as float32 [n, 3, 32, 32].
 
-    The pickles are read by an unpickler that can build arrays of bytes and nothing else.
+    Python's unpickler has no part in it: `batches` reads what the files hold and runs nothing.
     """
     if classes not in _PARTS:
         raise UserError(f"There is CIFAR-10 and CIFAR-100, but no CIFAR-{classes}.")
@@ -40,12 +39,12 @@ def load_cifar(path: Path, classes: int = 10) -> Dataset:
 
 def read_python_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
     """Pixels uint8 [n, 3, 32, 32] and labels [n] of one python batch; runs no code from it."""
-    batch = _unpickle(content)
+    batch = _batch(content)
     pixels = batch.get(b"data")
     labels = batch.get(b"labels" if classes == 10 else b"fine_labels")
-    if not isinstance(pixels, _PickledArray) or not isinstance(labels, list):
+    if not isinstance(pixels, Array) or not isinstance(labels, list):
         raise UserError("A CIFAR batch lacks its 'data' or its labels; get the archive again.")
-    return _checked(pixels.array, np.array(labels))
+    return _checked(pixels.values, _whole(labels))
 
 
 def read_binary_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
@@ -58,6 +57,13 @@ def read_binary_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, heads + _PIXELS)
     return _checked(rows[:, heads:], rows[:, heads - 1])
+
+
+def _whole(labels: list[Any]) -> np.ndarray:
+    """Labels as an array; of anything but small whole numbers none is made."""
+    if not all(isinstance(label, int) and 0 <= label < 2**31 for label in labels):
+        raise UserError("A CIFAR batch has labels that are no class; integers are needed.")
+    return np.array(labels, dtype=np.int64)
 
 
 def _checked(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -106,65 +112,29 @@ def _from_tar(path: Path, wanted: set[str]) -> dict[str, bytes]:
     with tarfile.open(path, "r:*") as archive:
         for member in archive:
             name = Path(member.name).name
-            if name in wanted and member.isfile() and member.size <= MAX_MEMBER:
+            if member.size > MAX_MEMBER:  # even passing over it would unpack it
+                raise tarfile.TarError(f"'{name}' claims {member.size} bytes")
+            if name in wanted and member.isfile():
                 stream = archive.extractfile(member)
                 found[name] = stream.read() if stream else b""
     return found
 
 
 def _fine_names(files: Mapping[str, bytes]) -> tuple[str, ...]:
-    if "meta" in files:
-        return tuple(n.decode() for n in _unpickle(files["meta"]).get(b"fine_label_names", []))
-    return tuple(files.get("fine_label_names.txt", b"").decode().split())
-
-
-class _PickledDtype:
-    def __init__(self, code: bytes | str, *_: object) -> None:
-        if code not in (b"u1", "u1"):
-            raise pickle.UnpicklingError(f"arrays of type {code!r}")
-
-    def __setstate__(self, state: object) -> None:
-        """Byte order and alignment mean nothing for single bytes."""
-
-
-class _PickledArray:
-    """Stands in for numpy.ndarray, so that a pickle cannot reach numpy itself."""
-
-    array: np.ndarray
-
-    def __init__(self, *_: object) -> None: ...
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, _, fortran, raw = state
-        values = np.frombuffer(raw, np.uint8)
-        self.array = values.reshape(shape, order="F" if fortran else "C")
-
-
-def _latin1(text: str, codec: str) -> bytes:
-    """How Python 3 writes bytes in the old protocols; no codec but this one is run."""
-    return text.encode("latin1")
-
-
-_ADMITTED = {
-    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
-    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
-    ("numpy", "ndarray"): _PickledArray,
-    ("numpy", "dtype"): _PickledDtype,
-    ("_codecs", "encode"): _latin1,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
-        return _ADMITTED[module, name]
-
-
-def _unpickle(content: bytes) -> dict[bytes, Any]:
     try:
-        loaded = _Unpickler(io.BytesIO(content), encoding="bytes").load()
-    except Exception as error:  # a broken pickle can raise nearly anything
+        if "meta" in files:
+            return tuple(n.decode() for n in _batch(files["meta"]).get(b"fine_label_names", []))
+        return tuple(files.get("fine_label_names.txt", b"").decode().split())
+    except (AttributeError, TypeError, UnicodeDecodeError):
+        raise UserError(
+            "CIFAR-100's names of classes are no text; get the archive again."
+        ) from None
+
+
+def _batch(content: bytes) -> dict[bytes, Any]:
+    try:
+        loaded = read_batch(content)
+    except Exception as error:  # what is on the stack can be of any kind
         raise UserError(f"A CIFAR batch was refused ({error}); get the official archive.") from None
     if not isinstance(loaded, dict):
         raise UserError("A CIFAR batch holds no dictionary; get the official archive.")

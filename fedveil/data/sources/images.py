@@ -20,7 +20,7 @@ from fedveil.errors import UserError
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 SPLITS = ("train", "test")
 MAX_FILE = 2**26  # bytes of one image file
-MAX_TOTAL = 2**33  # bytes of all image files, and of all decoded pixels
+MAX_TOTAL = 2**31  # bytes of all image files, and of all decoded pixels
 MAX_PIXELS = 2**24  # of one image
 
 

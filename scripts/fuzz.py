@@ -1,0 +1,118 @@
+"""Fuzz the parsers with atheris (libFuzzer): `python -m scripts.fuzz csv --inputs 50000`.
+
+Each parser runs in a process of its own, within a limit on its memory (RLIMIT_AS) and on the time
+for one input. Without a name all parsers run. The corpus is tests/fuzz/corpus; what brings new
+coverage are kept in --work, from where `--merge` puts a small selection back. Needs atheris
+(`pip install atheris`), which is not among the pinned dependencies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CORPUS = Path(__file__).parents[1] / "tests" / "fuzz" / "corpus"
+INSTRUMENTED = [
+    "fedveil.data", "fedveil.settings", "fedveil.wire", "fedveil.reception", "fedveil.runs",
+    "tomllib", "pickletools",
+]  # fmt: skip
+MEMORY = 2**30  # bytes beyond what the imports take
+SECONDS = 10  # for one input
+LENGTH = 8192  # bytes of one input
+KEPT = 45_000  # bytes of a parser's corpus
+
+
+def child(name: str, arguments: list[str]) -> None:
+    """Fuzz one parser in this process; libFuzzer ends it."""
+    import resource
+
+    import atheris
+
+    with atheris.instrument_imports(include=INSTRUMENTED):
+        from tests.fuzz.targets import survives
+
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
+    atheris.Setup([sys.argv[0], *arguments], lambda content: survives(name, content))
+    atheris.Fuzz()
+
+
+def fuzz(name: str, inputs: int, seconds: int, work: Path) -> int:
+    """How many inputs were tried; what was found is left in the working directory."""
+    place = _prepared(name, work)
+    flags = [
+        f"-runs={inputs}", f"-max_total_time={seconds}", f"-timeout={SECONDS}",
+        f"-max_len={LENGTH}", f"-artifact_prefix={place.parent}/{name}-found-",
+        "-rss_limit_mb=0", "-print_final_stats=1", "-verbosity=1", "-close_fd_mask=1",
+    ]  # fmt: skip
+    done = _run(name, [*flags, str(place)])
+    tried = re.search(r"number_of_executed_units: (\d+)", done.stderr)
+    if done.returncode or tried is None:
+        print(done.stderr[-4000:], file=sys.stderr)
+        raise SystemExit(f"{name}: a defect was found; its input is in {place.parent}.")
+    return int(tried[1])
+
+
+def merge(name: str, work: Path) -> None:
+    """Few small inputs with all the coverage that was found, as far as they fit."""
+    place, target = _prepared(name, work), CORPUS / name
+    with tempfile.TemporaryDirectory() as smallest:
+        _run(name, ["-merge=1", "-close_fd_mask=1", smallest, str(place)])
+        target.mkdir(parents=True, exist_ok=True)
+        for old in target.glob("*"):
+            if not old.name.startswith("defect-"):
+                old.unlink()
+        room = KEPT
+        for file in sorted(Path(smallest).iterdir(), key=lambda file: file.stat().st_size):
+            room -= file.stat().st_size
+            if room >= 0:
+                shutil.copy(file, target / file.name[:12])
+
+
+def _prepared(name: str, work: Path) -> Path:
+    from tests.fuzz.targets import TARGETS
+
+    place = work / name
+    place.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(TARGETS[name].seeds()):
+        (place / f"seed-{number}").write_bytes(seed)
+    for file in (CORPUS / name).glob("*"):
+        shutil.copy(file, place / file.name)
+    return place
+
+
+def _run(name: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "scripts.fuzz", "--child", name, *flags]
+    return subprocess.run(command, env=settings, capture_output=True, text=True, errors="replace")
+
+
+def main() -> None:
+    """Read the command line."""
+    if sys.argv[1:2] == ["--child"]:
+        child(sys.argv[2], sys.argv[3:])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parsers", nargs="*")
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--seconds", type=int, default=200)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "fedveil-fuzz")
+    parser.add_argument("--merge", action="store_true")
+    asked = parser.parse_args()
+    from tests.fuzz.targets import TARGETS
+
+    for name in asked.parsers or TARGETS:
+        if asked.merge:
+            merge(name, asked.work)
+        else:
+            print(f"{name}: {fuzz(name, asked.inputs, asked.seconds, asked.work):,} inputs")
+
+
+if __name__ == "__main__":
+    main()

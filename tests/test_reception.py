@@ -1,0 +1,401 @@
+"""What a federation's server takes in, and what it does with everything else."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil import algorithms, loop, training
+from fedveil.engines.updates import DenseUpdates, Group
+from fedveil.errors import UserError
+from fedveil.loop import Info, State, begin, bound_of, bounded_rows, play_round, scales_of
+from fedveil.parts.cohort import Everyone, FixedSize, Poisson
+from fedveil.privacy.secure import secured
+from fedveil.reception import (
+    MOST_EXAMPLES,
+    Message,
+    Reception,
+    read_floats,
+    read_levels,
+    within,
+    write_floats,
+    write_levels,
+)
+from fedveil.recipe import Recipe
+from fedveil.wire import Wire
+
+from .contracts.replay import Scripted, people
+
+SHAPES = {"weight": (2, 3), "bias": (2,)}
+DIM, CLIENTS, KEY = 8, 12, 5
+CLIP = 1.0
+PLAIN = replace(algorithms.clipped_fedavg(clip=CLIP, server_rate=1.0), cohort=Everyone())
+NOISY = algorithms.dp_fedavg(clip=CLIP, rate=0.5, noise_multiplier=1.0)
+ADAPTIVE = algorithms.dp_fedavg_adaptive(rate=0.5, noise_multiplier=1.0)
+SECURE = secured(NOISY)
+BINOMIAL = algorithms.dp_norm_fedavg_binomial(clients=6, trials=64, levels=8)
+MODULAR = replace(BINOMIAL, view="sum")
+COMPENSATED = replace(algorithms.alpha_normec(), cohort=FixedSize(6))
+ALL = [PLAIN, NOISY, ADAPTIVE, SECURE, BINOMIAL, MODULAR, COMPENSATED]
+ANSWERS = [torch.randn(DIM, generator=torch.Generator().manual_seed(i)) for i in range(CLIENTS)]
+ANSWERS[3] = torch.zeros(DIM)
+
+
+def opened(recipe: Recipe, state: State | None = None) -> Reception:
+    return Reception(recipe, state or start(recipe), SHAPES, CLIENTS, KEY)
+
+
+def start(recipe: Recipe) -> State:
+    return begin(recipe, torch.zeros(DIM), people(CLIENTS), 3, KEY)
+
+
+def honest(recipe: Recipe, state: State, client: int) -> bytes:
+    """What a client of the recipe sends, from the loop's own parts and streams."""
+    wire, who = recipe.wire(DIM, CLIENTS), np.array([client])
+    work = loop._Work(recipe, bound_of(recipe, state), state, Scripted(ANSWERS), KEY, wire)
+    data = people(CLIENTS)
+    plan = recipe.local.plan(
+        data.sizes[torch.from_numpy(who)], state.round, np.random.default_rng()
+    )
+    updates = work.engine.updates(state.x, Group(data, who, plan))
+    updates = updates.affine(*recipe.report.affine(recipe.local.rate(state.round)), state.x)
+    rows = updates.rows()
+    if state.memory is not None:
+        rows = rows - state.memory[who]
+    if recipe is ADAPTIVE:
+        return write_floats(rows[0], SHAPES)
+    scales = scales_of(DenseUpdates(rows).norms(), work.bound)
+    quantized = work._quantized(bounded_rows(DenseUpdates(rows), scales), who)
+    if wire is None:
+        return write_floats(quantized[0], SHAPES)
+    noise = work._noise(DIM, who) if recipe.noise.on_messages else np.zeros((1, DIM), np.int64)
+    return write_levels((quantized.numpy() + noise)[0], wire)
+
+
+def sent(reception: Reception, body: Callable[[int], bytes]) -> list[Message]:
+    return [Message(i.client, i.round, i.nonce, 20, body(i.client)) for i in reception.invitations]
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda r: f"{r.name} {r.view} {type(r.noise).__name__}")
+def test_honest_messages_make_the_loop_s_own_round(recipe: Recipe) -> None:
+    before = start(recipe)
+    reception = opened(recipe, before)
+    for message in reversed(sent(reception, lambda client: honest(recipe, before, client))):
+        assert reception.take(message).taken, message
+    state, info = reception.close()
+    expected, told = play_round(recipe, start(recipe), people(CLIENTS), Scripted(ANSWERS), KEY)
+    tolerance = 0.0 if recipe.wire(DIM, CLIENTS) else 1e-6
+    torch.testing.assert_close(state.x, expected.x, rtol=0, atol=tolerance)
+    assert (info.participants, info.rejected) == (told.participants, 0)
+    if expected.threshold is not None:
+        assert state.threshold == expected.threshold
+
+
+class Served(training.Training):
+    """A training whose rounds go through a reception: reserve, receive, publish, commit."""
+
+    def play(self) -> tuple[State, Info]:
+        shapes = {name: tuple(shape) for name, shape in self.task.shapes.items()}
+        reception = Reception(self.recipe, self.state, shapes, self.data.clients, self.key)
+        zeros = write_floats(torch.zeros(self.task.dim), shapes)
+        for message in sent(reception, lambda client: zeros):
+            assert reception.take(message).taken
+        return reception.close()
+
+
+def test_a_served_round_is_reserved_in_the_ledger_before_anyone_is_asked(tmp_path: Any) -> None:
+    made = training.prepare(NOISY, people(CLIENTS), "softmax", rounds=1, delta=1e-5)
+    served = Served(**{name: getattr(made, name) for name in made.__dataclass_fields__})
+    served.enrol(tmp_path / "ledger.sqlite", saved=True)
+    assert served.session is not None
+    record = served.step()
+    assert (record.round, served.session.rounds) == (1, 1)
+    served.session.close()
+
+
+def one(reception: Reception, body: bytes | None = None, **changes: Any) -> Message:
+    first = reception.invitations[0]
+    good = Message(
+        first.client,
+        first.round,
+        first.nonce,
+        20,
+        floats(torch.zeros(DIM)) if body is None else body,
+    )
+    return replace(good, **changes)
+
+
+def floats(vector: Tensor) -> bytes:
+    return write_floats(vector.float(), SHAPES)
+
+
+def filled(value: float, place: int = 2) -> Tensor:
+    vector = torch.zeros(DIM)
+    vector[place] = value
+    return vector
+
+
+def lying(header: dict[str, Any], numbers: bytes = b"\0" * 32) -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + numbers
+
+
+def entry(shape: list[int], ends: list[int], dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": ends}
+
+
+GOOD = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+MALFORMED = {
+    "NaN": floats(filled(math.nan)),
+    "+∞": floats(filled(math.inf)),
+    "−∞": floats(filled(-math.inf)),
+    "wrong shape": save({**GOOD, "bias": torch.zeros(3)}),
+    "transposed": save({**GOOD, "weight": torch.zeros(3, 2)}),
+    "float64": save({**GOOD, "bias": torch.zeros(2, dtype=torch.float64)}),
+    "whole numbers": save({**GOOD, "bias": torch.zeros(2, dtype=torch.int32)}),
+    "an extra key": save({**GOOD, "more": torch.zeros(1)}),
+    "a missing key": save({"weight": torch.zeros(2, 3)}),
+    "empty": b"",
+    "no safetensors": b"garbage" * 9,
+    "too long": floats(torch.zeros(DIM)) + b"\0" * 2**21,
+    "cut off": floats(torch.zeros(DIM))[:-1],
+    "a header longer than the message": (2**40).to_bytes(8, "little") + b"{}",
+    "a header of 2^64": b"\xff" * 8 + b"{}",
+    "shape and bytes differ": lying({"weight": entry([2, 3], [0, 8]), "bias": entry([2], [8, 16])}),
+    "overlapping numbers": lying({"weight": entry([2, 3], [0, 24]), "bias": entry([2], [0, 8])}),
+    "numbers beyond the end": lying(
+        {"weight": entry([2, 3], [0, 24]), "bias": entry([2], [90, 98])}
+    ),
+    "an overflowing shape": lying(
+        {"weight": entry([2**62, 2**62], [0, 24]), "bias": entry([2], [24, 32])}
+    ),
+    "a negative shape": lying({"weight": entry([-2, -3], [0, 24]), "bias": entry([2], [24, 32])}),
+    "an unknown type": lying(
+        {"weight": entry([2, 3], [0, 24], "F33"), "bias": entry([2], [24, 32])}
+    ),
+}
+
+
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_message_counts_as_zero_and_its_client_may_send_again(body: bytes) -> None:
+    reception = opened(PLAIN)
+    messages = sent(reception, lambda client: floats(filled(0.5)))
+    verdict = reception.take(replace(messages[0], body=body))
+    assert (verdict.reason, verdict.taken) == ("malformed", False)
+    assert verdict.why.count("\n") == 0
+    for message in messages[1:]:
+        assert reception.take(message).taken
+    state, info = reception.close()
+    assert (info.participants, info.rejected) == (CLIENTS - 1, 1)
+    torch.testing.assert_close(state.x, filled(0.5 * (CLIENTS - 1) / CLIENTS))
+    again = opened(PLAIN)
+    assert not again.take(one(again, body)).taken
+    assert again.take(one(again)).taken
+
+
+@pytest.mark.parametrize(
+    ("vector", "norm"),
+    [
+        (filled(7.0), CLIP),
+        (torch.full((DIM,), 1e30), CLIP),  # the square of the norm is beyond float32
+        (torch.full((DIM,), 3e38), 0.0),  # and so is the scale: sent as zero, as in the loop
+        (filled(1e-45), 0.0),
+        (filled(1e-39), 0.0),
+        (torch.zeros(DIM), 0.0),
+    ],
+    ids=[
+        "over-norm",
+        "norm overflow",
+        "scale underflow",
+        "smallest subnormal",
+        "subnormal",
+        "zero",
+    ],
+)
+def test_the_server_bounds_again(vector: Tensor, norm: float) -> None:
+    reception = opened(PLAIN)
+    assert reception.take(one(reception, floats(vector))).taken
+    state, info = reception.close()
+    length = float(state.x.double().norm()) * CLIENTS
+    assert length <= CLIP
+    assert length == pytest.approx(norm, abs=1e-5)
+    assert bool(torch.isfinite(state.x).all())
+    assert float(info.norms[0]) == pytest.approx(float(vector.double().norm()))
+
+
+def test_whole_numbers_are_bounded_again() -> None:
+    reception = opened(SECURE)
+    wire = SECURE.wire(DIM, CLIENTS)
+    steps = SECURE.message(DIM).steps
+    assert wire is not None
+    most = np.full(DIM, wire.low + 2**wire.bits - 1)
+    assert reception.take(one(reception, write_levels(most, wire))).taken
+    total = reception._total.sum.numpy()
+    assert np.abs(total).sum() <= steps.l1
+    assert np.sqrt((total.astype(float) ** 2).sum()) <= steps.l2
+    assert np.abs(total).max() <= steps.linf
+    assert (total > 0).all()
+
+
+@pytest.mark.parametrize("recipe", [BINOMIAL, MODULAR], ids=["packed", "residues"])
+def test_packed_messages_of_another_form_are_refused(recipe: Recipe) -> None:
+    wire = recipe.wire(DIM, CLIENTS)
+    assert wire is not None
+    good = write_levels(np.zeros(DIM, np.int64), wire)
+    reach = int(recipe.message(DIM).steps.linf) + recipe.noise.reach(recipe.message(DIM))
+    far = write_levels(np.array([reach + 1] + [0] * (DIM - 1)), wire)
+    for body in (b"", good[:-1], good + b"\0", far, floats(torch.zeros(DIM))):
+        reception = opened(recipe)
+        assert reception.take(one(reception, body)).reason == "malformed"
+        assert reception.take(one(reception, good)).taken
+
+
+@pytest.mark.parametrize(
+    "count", [-1, MOST_EXAMPLES + 1, math.nan, math.inf, 2.5, "7", None, True, 10**400]
+)
+def test_a_count_of_examples_that_is_none_is_refused(count: Any) -> None:
+    reception = opened(PLAIN)
+    assert reception.take(one(reception, examples=count)).reason == "miscounted"
+
+
+def test_a_count_of_examples_is_no_weight() -> None:
+    ends = []
+    for count in (0, 1, MOST_EXAMPLES):
+        reception = opened(PLAIN)
+        assert reception.take(one(reception, floats(filled(0.5)), examples=count)).taken
+        ends.append(reception.close()[0].x)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_a_message_counts_once() -> None:
+    reception = opened(PLAIN)
+    message = one(reception, floats(filled(0.5)))
+    assert reception.take(message).taken
+    assert reception.take(message).reason == "duplicate"
+    assert reception.take(replace(message, body=floats(filled(0.9)))).reason == "duplicate"
+    state, info = reception.close()
+    torch.testing.assert_close(state.x, filled(0.5 / CLIENTS))
+    assert info.participants == 1
+
+
+def test_messages_of_other_rounds_are_refused() -> None:
+    first = opened(PLAIN)
+    old = one(first)
+    state, _ = first.close()
+    second = opened(PLAIN, state)
+    assert second.take(old).reason == "stale"
+    assert second.take(one(second, round=2)).reason == "stale"
+    assert second.take(replace(old, round=1)).reason == "replayed"
+
+
+def test_a_message_of_an_earlier_opening_of_the_same_round_is_refused() -> None:
+    """After a crash a round is opened anew; what was caught on the wire before is worth nothing."""
+    before, after = opened(PLAIN), opened(PLAIN)
+    assert after.take(one(before)).reason == "replayed"
+    assert after.take(one(after, nonce=b"")).reason == "replayed"
+    other = after.invitations[1].nonce
+    assert after.take(one(after, nonce=other)).reason == "replayed"
+
+
+def test_one_who_was_not_drawn_is_refused() -> None:
+    recipe = replace(PLAIN, cohort=FixedSize(3))
+    reception = opened(recipe)
+    drawn = {i.client for i in reception.invitations}
+    outsider = next(c for c in range(CLIENTS) if c not in drawn)
+    for client in (outsider, -1, CLIENTS, 10**30):
+        assert reception.take(one(reception, client=client)).reason == "uninvited"
+
+
+def test_a_straggler_after_the_deadline_changes_nothing() -> None:
+    reception = opened(PLAIN)
+    late = one(reception, floats(filled(0.5)))
+    state, info = reception.close()
+    assert reception.take(late).reason == "late"
+    assert info.participants == 0
+    assert torch.equal(state.x, torch.zeros(DIM))
+    with pytest.raises(UserError, match="closed already"):
+        reception.close()
+
+
+def test_with_fewer_arrivals_the_denominator_stays() -> None:
+    reception = opened(PLAIN)
+    for message in sent(reception, lambda client: floats(filled(0.6)))[:4]:
+        assert reception.take(message).taken
+    state, info = reception.close()
+    torch.testing.assert_close(state.x, filled(0.6 * 4 / CLIENTS))
+    assert (info.participants, info.rejected) == (4, 0)
+
+
+def test_with_no_arrivals_noise_alone_is_released() -> None:
+    state, info = opened(NOISY).close()
+    assert (info.participants, info.signal) == (0, 0.0)
+    assert bool((state.x != 0).all())
+    full = opened(NOISY)
+    for message in sent(full, lambda client: floats(torch.zeros(DIM))):
+        assert full.take(message).taken
+    assert torch.equal(full.close()[0].x, state.x)  # the noise does not know who came
+
+
+@pytest.mark.parametrize("arrivals", [0, 5])
+def test_a_round_with_too_few_for_the_promised_noise_is_void(arrivals: int) -> None:
+    reception = opened(BINOMIAL)
+    wire = BINOMIAL.wire(DIM, CLIENTS)
+    assert wire is not None
+    body = write_levels(np.ones(DIM, np.int64), wire)
+    messages = sent(reception, lambda client: body)
+    for message in messages[:arrivals]:
+        assert reception.take(message).taken
+    for message in messages[arrivals:]:  # what is refused brings no noise
+        assert not reception.take(replace(message, body=b"")).taken
+    state, info = reception.close()
+    assert (info.void, info.participants, state.round) == (True, arrivals, 1)
+    assert torch.equal(state.x, torch.zeros(DIM))
+
+
+def test_capped_clients_are_counted_whether_or_not_they_arrive() -> None:
+    recipe = replace(NOISY, cohort=Poisson(0.5, cap=1))
+    reception = opened(recipe)
+    state, _ = reception.close()
+    assert state.taken is not None
+    assert state.taken.sum() == len(reception.invitations) > 0
+
+
+def test_verdicts_are_counted() -> None:
+    reception = opened(PLAIN)
+    good = one(reception)
+    for message in (good, good, replace(good, round=9), replace(good, client=-1)):
+        reception.take(message)
+    assert reception.verdicts == {"taken": 1, "duplicate": 1, "stale": 1, "uninvited": 1}
+
+
+def test_recipes_whose_noise_has_no_form_as_a_message_are_refused() -> None:
+    recipe = replace(NOISY, noise=replace(NOISY.noise, at="client"))
+    with pytest.raises(UserError, match="no form as a message"):
+        opened(recipe)
+    with pytest.raises(UserError, match="make 8 numbers, but the model has 5"):
+        Reception(PLAIN, begin(PLAIN, torch.zeros(5), people(3), 1, KEY), SHAPES, 3, KEY)
+
+
+def test_bodies_come_back_as_they_were() -> None:
+    vector = torch.randn(DIM, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(read_floats(write_floats(vector, SHAPES), SHAPES), vector)
+    levels = np.array([-3, 0, 7, -8])
+    for wire in (Wire(4, low=-8), Wire(9, modular=True)):
+        assert np.array_equal(read_levels(write_levels(levels, wire), wire, 4), levels)
+
+
+def test_what_keeps_its_norms_is_not_touched() -> None:
+    steps = PLAIN.message(DIM).steps
+    kept = np.array([1] + [0] * (DIM - 1))
+    assert within(kept, steps) is kept
+    assert np.array_equal(within(5 * kept, steps), 0 * kept)  # cut towards zero on so coarse a grid
