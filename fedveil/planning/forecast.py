@@ -1,0 +1,181 @@
+"""A case and what is to be expected of it: signal to noise of a round and of the whole run.
+
+The noise is settled by the same accounting as a run's (`privacy/calibrate.py`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+
+from fedveil.errors import UserError
+from fedveil.parts.bound import AdaptiveClip, Clip
+from fedveil.parts.checks import count
+from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
+from fedveil.parts.noise import Gaussian, RoundedGaussian
+from fedveil.planning.noise import noise_norm
+from fedveil.planning.signal import Updates, stretched
+from fedveil.privacy.calibrate import Budget, sensible_delta, settled
+from fedveil.recipe import Recipe
+
+MANY = 1_000_000  # clients, where their number does not matter
+VARIED = ("clients", "cohort", "rounds", "epsilon", "dim", "clip")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training that might be: everything its noise depends on, and what its updates are like."""
+
+    recipe: Recipe
+    dim: int
+    population: int
+    rounds: int
+    updates: Updates
+    epsilon: float | None = None  # None: the recipe's own noise, or none
+    delta: float | None = None  # None: what is sensible for the population
+    per_round: bool = False  # whether ε and δ are those of a single round
+
+    def __post_init__(self) -> None:
+        for name in ("dim", "population", "rounds"):
+            count("The plan", name, getattr(self, name))
+        self.recipe.cohort.expected(self.population)  # refuses a cohort larger than the population
+
+    @property
+    def sure_delta(self) -> float:
+        """δ, given or sensible."""
+        return sensible_delta(self.population) if self.delta is None else self.delta
+
+    @property
+    def budget(self) -> Budget | None:
+        """(ε, δ), if one is to be kept."""
+        return None if self.epsilon is None else Budget(self.epsilon, self.sure_delta)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a round of a case will be like on average."""
+
+    recipe: Recipe  # with settled noise
+    signal: float  # ‖mean of bounded updates‖
+    noise: float  # ‖noise on the mean‖
+    rounds: int
+    signals: tuple[float, ...]  # round by round, where a pilot saw them
+
+    @property
+    def ratio(self) -> float:
+        """Signal to noise of a round: the mean of the rounds' own."""
+        return self.signal / self.noise if self.noise > 0 else math.inf
+
+    @property
+    def run_ratio(self) -> float:
+        """√K·signal/noise: if rounds agreed, the signal adds up K-fold, the noise √K-fold."""
+        return math.sqrt(self.rounds) * self.ratio
+
+
+@functools.lru_cache(maxsize=1024)
+def forecast(case: Case) -> Forecast:
+    """Settle the noise and set it against the signal."""
+    recipe = with_noise(case)
+    spreads = case.updates.spreads(recipe.bound, case.dim)
+    signals = tuple(spread.on_the_mean(recipe, case.dim, case.population) for spread in spreads)
+    noise = noise_norm(recipe, case.dim, case.population)
+    return Forecast(recipe, sum(signals) / len(signals), noise, case.rounds, signals)
+
+
+def with_noise(case: Case) -> Recipe:
+    """The recipe with its noise settled, as a training would settle it.
+
+    A Gaussian's multiplier depends neither on the dimension nor on the bound, and for Poisson
+    cohorts of a trusted server not on the population either: one calibration serves all of them.
+    """
+    recipe, rounds = case.recipe, 1 if case.per_round else case.rounds
+    if not isinstance(recipe.noise, Gaussian | RoundedGaussian) or recipe.noise.settled:
+        return settled(recipe, case.budget, rounds, case.dim, case.population)
+    if isinstance(recipe.bound, AdaptiveClip):
+        return settled(recipe, case.budget, rounds, 1, case.population)
+    alike = replace(recipe, bound=Clip(1.0))
+    trusted = isinstance(recipe.cohort, Poisson) and recipe.noise.at == "server"
+    people = MANY if trusted else case.population
+    return replace(recipe, noise=settled(alike, case.budget, rounds, 1, people).noise)
+
+
+def varied(case: Case, name: str, value: float) -> Case | None:
+    """The case with one thing changed; None where that makes no sense.
+
+    More clients come with the same share of them in a round; a cohort is part of them.
+    """
+    match name:
+        case "clients":
+            return _with_clients(case, round(value))
+        case "cohort":
+            return _with_cohort(case, value)
+        case "rounds":
+            return replace(case, rounds=round(value))
+        case "epsilon":
+            return None if case.epsilon is None else replace(case, epsilon=value)
+        case "dim":
+            return replace(case, dim=round(value))
+        case "clip":
+            bound = stretched(case.recipe.bound, value / (bound_of(case) or 1.0))
+            return None if bound is None else _with(case, bound=bound)
+        case _:
+            raise UserError(f"A plan cannot vary '{name}'; it can vary {', '.join(VARIED)}.")
+
+
+def current(case: Case, name: str) -> float | None:
+    """What `varied` would have to be given for the case as it is."""
+    cohort = case.recipe.cohort
+    return {
+        "clients": float(case.population),
+        "cohort": None if isinstance(cohort, Everyone) else cohort.expected(case.population),
+        "rounds": float(case.rounds),
+        "epsilon": case.epsilon,
+        "dim": float(case.dim),
+        "clip": bound_of(case),
+    }[name]
+
+
+def bound_of(case: Case) -> float | None:
+    """C, where the bound has one."""
+    stretchable = stretched(case.recipe.bound, 1.0)
+    return None if stretchable is None else stretchable.norms(case.dim).l2
+
+
+def _with(case: Case, **parts: object) -> Case:
+    return replace(case, recipe=replace(case.recipe, **parts))  # type: ignore[arg-type]
+
+
+def _with_clients(case: Case, population: int) -> Case | None:
+    """Another population of which the same share takes part."""
+    if population < 1:
+        return None
+    share = population / case.population
+    cohort = case.recipe.cohort
+    if isinstance(cohort, FixedSize):
+        cohort = _resized(cohort, cohort.clients * share)
+    elif cohort.honest is not None:
+        cohort = replace(cohort, honest=_some(cohort.honest * share))  # type: ignore[type-var]
+    return replace(_with(case, cohort=cohort), population=population)
+
+
+def _with_cohort(case: Case, size: float) -> Case | None:
+    """So many clients a round, drawn as before; None beyond the population."""
+    cohort = case.recipe.cohort
+    if isinstance(cohort, Everyone) or not 1 <= size <= case.population:
+        return None
+    if isinstance(cohort, Poisson):
+        share = size / cohort.expected(case.population)
+        honest = None if cohort.honest is None else _some(cohort.honest * share)
+        return _with(case, cohort=replace(cohort, rate=size / case.population, honest=honest))
+    assert isinstance(cohort, FixedSize)
+    return _with(case, cohort=_resized(cohort, size))
+
+
+def _resized(cohort: FixedSize, size: float) -> Cohort:
+    honest = None if cohort.honest is None else _some(cohort.honest * size / cohort.clients)
+    return replace(cohort, clients=_some(size), honest=honest)
+
+
+def _some(number: float) -> int:
+    return max(1, round(number))

@@ -1,0 +1,184 @@
+"""A pilot: the plan played small, to see how long updates are and how far clients agree.
+
+Fewer clients play the planned recipe from the planned start, with as much noise on the mean as the
+whole cohort would have; what they show of the law of updates is then scaled to the cohort's size
+(`signal.Spread`). A pilot on private data is a look at them that no ε covers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from fedveil.data.columns import Column
+from fedveil.data.federated import Examples, Federated
+from fedveil.engines.choose import choose
+from fedveil.engines.updates import taken
+from fedveil.errors import UserError
+from fedveil.loop import Info, begin, play_round
+from fedveil.parts.bound import AdaptiveClip
+from fedveil.parts.checks import count
+from fedveil.parts.cohort import Everyone, Poisson
+from fedveil.parts.noise import Gaussian, Silent
+from fedveil.parts.quantize import Exact
+from fedveil.planning.facts import Facts, loaded
+from fedveil.planning.noise import deviation
+from fedveil.planning.signal import Seen, Spread
+from fedveil.recipe import Recipe
+from fedveil.streams import run_key
+
+if TYPE_CHECKING:
+    from fedveil.settings import Settings
+
+OWN, SYNTHETIC = "own", "synthetic"
+CLIENTS, ROUNDS = 200, 50  # at most, unless more are asked for
+LEAK = (
+    "the pilot looked at private data without noise: what it shows, and settings chosen by it, "
+    "are covered by no ε; a pilot on synthetic or public data would cost nothing"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """On whom a pilot is played."""
+
+    data: Federated
+    source: str
+    private: bool = False
+
+
+def material(name: str, settings: Settings, known: Facts, clients: int = CLIENTS) -> Material:
+    """Made-up data, the settings' own, a public data set, or the data of another settings file."""
+    count("The pilot", "clients", clients)
+    rng = np.random.default_rng(settings.seed)
+    if name == SYNTHETIC:
+        return Material(_made_up(known, clients, settings.data.alpha), "made-up data")
+    if name == OWN:
+        if known.data is None:
+            raise UserError(
+                "--pilot own plays on the data of the settings, but none are named; name them with "
+                "--dataset or --path, or use --pilot synthetic."
+            )
+        return Material(_fitting(known, known.data, clients, rng), "the data themselves", True)
+    if name.endswith(".toml"):
+        from fedveil.settings import read_settings
+
+        other = read_settings(Path(name), {}).data
+        return Material(_fitting(known, loaded(other), clients, rng), f"the data of {name}")
+    renamed = settings.data.model_copy(update={"dataset": name, "path": None})
+    return Material(_fitting(known, loaded(renamed), clients, rng), f"'{name}'")
+
+
+def play(
+    recipe: Recipe, known: Facts, chosen: Material, rounds: int, limit: int = ROUNDS, seed: int = 0
+) -> Seen:
+    """The recipe (with settled noise) on the pilot's clients, for its first rounds."""
+    count("The pilot", "rounds", limit)
+    assert known.task is not None
+    data, played = chosen.data, min(rounds, limit)
+    small = _small(recipe, known, data.clients)
+    expected = small.cohort.expected(data.clients)
+    engine = choose("auto", known.task, data, small.local, expected).engine
+    key = run_key("pilot", seed, small, data.fingerprint())
+    state = begin(small, known.task.flatten(), data, rounds, key)
+    norms, cosines = [], []
+    for _ in range(played):
+        state, info = play_round(small, state, data, engine, key)
+        if not len(info.norms):
+            continue
+        norms.append(info.norms * _to_start(small, info))
+        cosines.append(_spread(info, expected).cosine)
+    if not norms or not all(math.isfinite(cosine) for cosine in cosines):
+        raise UserError(
+            "The pilot saw no update of finite length; lower the learning rate, or give it more "
+            "clients with --pilot-clients."
+        )
+    source = f"a pilot of {played} rounds with {data.clients} {known.unit}s of {chosen.source}"
+    return Seen(tuple(norms), tuple(cosines), source)
+
+
+def _small(recipe: Recipe, known: Facts, clients: int) -> Recipe:
+    """The recipe for the pilot's clients: all of them take part, unless clients remember.
+
+    The noise on the mean has the deviation that it would have in the planned cohort.
+    """
+    expected = recipe.cohort.expected(known.population)
+    rate = expected / known.population if recipe.memory.kept else 1.0
+    cohort = Everyone() if rate == 1 else Poisson(max(rate, 2 / clients))
+    amount = deviation(recipe, known.dim, known.population) / expected
+    if amount == 0:
+        return replace(recipe, cohort=cohort, quantize=Exact(), noise=Silent())
+    bound = recipe.bound.norms(known.dim).l2
+    noise = Gaussian(amount * cohort.expected(clients) / bound)
+    return replace(recipe, cohort=cohort, quantize=Exact(), noise=noise, view="models")
+
+
+def _to_start(recipe: Recipe, info: Info) -> float:
+    """An adaptive bound's norms are told in units of its first threshold."""
+    if isinstance(recipe.bound, AdaptiveClip) and info.threshold:
+        return recipe.bound.start / info.threshold
+    return 1.0
+
+
+def _spread(info: Info, expected: float) -> Spread:
+    arrived = len(info.norms)
+    square = float((info.scales * info.norms).square().mean())
+    return Spread.seen(info.signal * expected / arrived, square, arrived)
+
+
+def _made_up(known: Facts, clients: int, alpha: float) -> Federated:
+    from fedveil.data.synthetic import synthetic
+
+    sample = known.sample
+    if sample is None or not sample.inputs.dtype.is_floating_point:
+        raise UserError(
+            "There are no made-up data for token sequences; name public data with --pilot."
+        )
+    if sample.loss != "cross_entropy":
+        raise UserError("There are no made-up data for numeric targets; use --pilot own.")
+    shape = tuple(sample.inputs.shape[1:])
+    each = max(1, round(known.examples))
+    people = clients if known.unit == "client" else max(1, -(-clients // each))
+    made = synthetic(people, each, math.prod(shape), sample.classes, alpha)
+    inputs, labels = made.inputs[:].reshape(-1, *shape), made.labels[:]
+    data = replace(made, inputs=inputs, labels=labels, test=Examples(inputs[:1], labels[:1]))
+    return data.by_example() if known.unit == "example" else data
+
+
+def _fitting(known: Facts, data: Federated, clients: int, rng: np.random.Generator) -> Federated:
+    """Some units of data that the planned model fits."""
+    assert known.sample is not None
+    wanted = tuple(known.sample.inputs.shape[1:]), known.sample.classes, known.sample.loss
+    given = tuple(data.inputs.shape[1:]), data.classes, data.loss
+    if wanted != given:
+        raise UserError(
+            f"The pilot's data '{data.name}' have inputs of shape {list(given[0])} and {given[1]} "
+            f"classes, but the planned model is for {list(wanted[0])} and {wanted[1]}; use data "
+            "of the same shape, or --pilot synthetic."
+        )
+    if known.unit == "example":
+        data = data.by_example()
+    return _some(data, min(clients, data.clients), rng)
+
+
+def _some(data: Federated, clients: int, rng: np.random.Generator) -> Federated:
+    """So many of the units, drawn without replacement."""
+    chosen = torch.from_numpy(np.sort(rng.choice(data.clients, clients, replace=False)))
+    sizes = data.sizes[chosen]
+    ends = sizes.cumsum(0)
+    rows = torch.arange(int(ends[-1])) + (data.offsets[chosen] - ends + sizes).repeat_interleave(
+        sizes
+    )
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), ends])
+    return replace(
+        data, inputs=_rows(data.inputs, rows), labels=_rows(data.labels, rows), offsets=offsets
+    )
+
+
+def _rows(column: Column, rows: torch.Tensor) -> torch.Tensor:
+    return taken(column, rows)
