@@ -54,22 +54,39 @@ class Case:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a round of a case will be like on average."""
+    """Signal and noise of a case: at the start, and in later rounds where a pilot saw them."""
 
     recipe: Recipe  # with settled noise
-    signal: float  # ‖mean of bounded updates‖
-    noise: float  # ‖noise on the mean‖
+    noise: float  # ‖noise on the mean‖, of every round
+    signals: tuple[float, ...]  # ‖mean of bounded updates‖ of the rounds that are known
     rounds: int
-    signals: tuple[float, ...]  # round by round, where a pilot saw them
+
+    @property
+    def signal(self) -> float:
+        """Of the first round: the pull of the data on a model that knows nothing of them."""
+        return self.signals[0]
 
     @property
     def ratio(self) -> float:
-        """Signal to noise of a round: the mean of the rounds' own."""
+        """Signal to noise of the first round."""
         return self.signal / self.noise if self.noise > 0 else math.inf
 
     @property
+    def mean_ratio(self) -> float | None:
+        """Signal to noise over all rounds; unseen rounds are taken to be like the last seen ones.
+
+        None where nothing but the start is known. Updates cancel as the model becomes good, so a
+        small one is no bad sign.
+        """
+        if len(self.signals) < 2 or self.noise <= 0:
+            return None
+        last = self.signals[-max(1, len(self.signals) // 5) :]
+        unseen = max(self.rounds - len(self.signals), 0) * sum(last) / len(last)
+        return (sum(self.signals) + unseen) / max(self.rounds, len(self.signals)) / self.noise
+
+    @property
     def run_ratio(self) -> float:
-        """√K·signal/noise: if rounds agreed, the signal adds up K-fold, the noise √K-fold."""
+        """√K·ratio: while rounds agree, the signal adds up K-fold, the noise √K-fold."""
         return math.sqrt(self.rounds) * self.ratio
 
 
@@ -79,8 +96,7 @@ def forecast(case: Case) -> Forecast:
     recipe = with_noise(case)
     spreads = case.updates.spreads(recipe.bound, case.dim)
     signals = tuple(spread.on_the_mean(recipe, case.dim, case.population) for spread in spreads)
-    noise = noise_norm(recipe, case.dim, case.population)
-    return Forecast(recipe, sum(signals) / len(signals), noise, case.rounds, signals)
+    return Forecast(recipe, noise_norm(recipe, case.dim, case.population), signals, case.rounds)
 
 
 def with_noise(case: Case) -> Recipe:

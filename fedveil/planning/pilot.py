@@ -1,8 +1,8 @@
 """A pilot: the plan played small, to see how long updates are and how far clients agree.
 
 Fewer clients play the planned recipe from the planned start, with as much noise on the mean as the
-whole cohort would have; what they show of the law of updates is then scaled to the cohort's size
-(`signal.Spread`). A pilot on private data is a look at them that no ε covers.
+planned cohort would have, and as much chance of who takes part; what they show of all clients is
+then seen through the planned draw (`signal.Spread`). A pilot on private data is a look at them that no ε covers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedveil.errors import UserError
 from fedveil.loop import Info, begin, play_round
 from fedveil.parts.bound import AdaptiveClip
 from fedveil.parts.checks import count
-from fedveil.parts.cohort import Everyone, Poisson
+from fedveil.parts.cohort import Cohort, Everyone, Poisson
 from fedveil.parts.noise import Gaussian, Silent
 from fedveil.parts.quantize import Exact
 from fedveil.planning.facts import Facts, loaded
@@ -82,8 +82,7 @@ def play(
     assert known.task is not None
     data, played = chosen.data, min(rounds, limit)
     small = _small(recipe, known, data.clients)
-    expected = small.cohort.expected(data.clients)
-    engine = choose("auto", known.task, data, small.local, expected).engine
+    engine = choose("auto", known.task, data, small.local, data.clients).engine
     key = run_key("pilot", seed, small, data.fingerprint())
     state = begin(small, known.task.flatten(), data, rounds, key)
     norms, cosines = [], []
@@ -92,7 +91,7 @@ def play(
         if not len(info.norms):
             continue
         norms.append(info.norms * _to_start(small, info))
-        cosines.append(_spread(info, expected).cosine)
+        cosines.append(_spread(small, data.clients, info).cosine)
     if not norms or not all(math.isfinite(cosine) for cosine in cosines):
         raise UserError(
             "The pilot saw no update of finite length; lower the learning rate, or give it more "
@@ -103,19 +102,28 @@ def play(
 
 
 def _small(recipe: Recipe, known: Facts, clients: int) -> Recipe:
-    """The recipe for the pilot's clients: all of them take part, unless clients remember.
-
-    The noise on the mean has the deviation that it would have in the planned cohort.
-    """
-    expected = recipe.cohort.expected(known.population)
-    rate = expected / known.population if recipe.memory.kept else 1.0
-    cohort = Everyone() if rate == 1 else Poisson(max(rate, 2 / clients))
-    amount = deviation(recipe, known.dim, known.population) / expected
+    """The recipe for the pilot's clients, with as much noise and as much chance on the mean."""
+    cohort = _small_cohort(recipe, known, clients)
+    amount = deviation(recipe, known.dim, known.population)
+    amount /= recipe.cohort.expected(known.population)
     if amount == 0:
         return replace(recipe, cohort=cohort, quantize=Exact(), noise=Silent())
     bound = recipe.bound.norms(known.dim).l2
     noise = Gaussian(amount * cohort.expected(clients) / bound)
     return replace(recipe, cohort=cohort, quantize=Exact(), noise=noise, view="models")
+
+
+def _small_cohort(recipe: Recipe, known: Facts, clients: int) -> Cohort:
+    """p of the pilot's N with 1/p − 1/N = (1 − q)/r: a draw adds as much chance as the planned one.
+
+    Clients that remember are drawn as often as planned instead.
+    """
+    expected = recipe.cohort.expected(known.population)
+    if recipe.memory.kept:
+        rate = max(expected / known.population, min(2 / clients, 1.0))
+    else:
+        rate = 1 / (1 + clients * (1 - expected / known.population) / expected)
+    return Everyone() if rate == 1 else Poisson(rate)
 
 
 def _to_start(recipe: Recipe, info: Info) -> float:
@@ -125,10 +133,9 @@ def _to_start(recipe: Recipe, info: Info) -> float:
     return 1.0
 
 
-def _spread(info: Info, expected: float) -> Spread:
-    arrived = len(info.norms)
+def _spread(recipe: Recipe, clients: int, info: Info) -> Spread:
     square = float((info.scales * info.norms).square().mean())
-    return Spread.seen(info.signal * expected / arrived, square, arrived)
+    return Spread.seen(info.signal, square, recipe.cohort, clients)
 
 
 def _made_up(known: Facts, clients: int, alpha: float) -> Federated:

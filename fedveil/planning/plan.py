@@ -84,6 +84,7 @@ class Plan:
             "signal": found.signal,
             "noise": found.noise,
             "signal_to_noise": found.ratio,
+            "signal_to_noise_on_average": found.mean_ratio,
             "signal_to_noise_of_run": found.run_ratio,
             "verdict": self.verdict.word,
             "clients_needed": self.verdict.clients,

@@ -47,8 +47,9 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.recipe.private:
         yield (
             "Noise",
-            f"{found.noise:.3g} on the mean, against a signal of {found.signal:.3g}: "
-            f"{found.ratio:.2g} in a round, {found.run_ratio:.2g} over the run (√K times that)",
+            f"{found.noise:.3g} on the mean, against a signal of {found.signal:.3g} at first: "
+            f"signal to noise {found.ratio:.2g} in a round, √K times that, {found.run_ratio:.2g}, "
+            f"over the run{_average(found)}.",
         )
         yield "Updates", case.updates.told() + "."
     if plan.pilot is not None and plan.pilot.private:
@@ -225,6 +226,11 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.2g} s"
     return f"{seconds / 60:.2g} min" if seconds < 3600 else f"{seconds / 3600:,.3g} h"
+
+
+def _average(found: Forecast) -> str:
+    mean = found.mean_ratio
+    return "" if mean is None else f"; {mean:.2g} on average, for updates cancel near an optimum"
 
 
 def _place(ratio: float) -> int:

@@ -1,11 +1,12 @@
 """The signal of a round before it is played: ‖Σ b_i‖/r of bounded updates b_i, from two numbers.
 
-Clients are thought of as drawn from one law of updates with mean m and second moment E‖b‖², so
+With m = ‖mean of b_i over all n clients‖ and e = mean of ‖b_i‖², a drawn cohort of r has
 
-    E‖Σ_{i∈S} b_i / r‖² = m²·(1 + Var|S|/r²) + (E‖b‖² − m²)/r
+    E‖Σ_{i∈S} b_i / r‖² = m² + (1 − r/n)·e/r                        Poisson
+                          m² + (1 − r/n)·(e − m²)/r · n/(n−1)       fixed size
+                          m²                                        everyone
 
-for a cohort S of r clients on average. The second term is chance, not direction: it shrinks as the
-cohort grows, m does not.
+Only m is direction; the rest is chance, and shrinks as the cohort grows.
 """
 
 from __future__ import annotations
@@ -21,35 +22,48 @@ from torch import Tensor
 from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Clip, Normalize, Unbounded
 from fedveil.parts.checks import check, positive
+from fedveil.parts.cohort import Cohort
 from fedveil.parts.quantize import ConditionalRound, StochasticRound
 from fedveil.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Spread:
-    """‖E b‖² and E‖b‖² of a law of bounded updates."""
+    """m² and e of a population's bounded updates."""
 
-    mean: float  # ‖E b‖²
-    square: float  # E‖b‖²
+    mean: float  # ‖mean of b_i‖²
+    square: float  # mean of ‖b_i‖²
 
     @classmethod
-    def seen(cls, signal: float, square: float, participants: int) -> Spread:
-        """From a round: E‖Σb/p‖² = m² + (E‖b‖² − m²)/p, solved for m²; not below 0."""
-        if participants < 2:
-            return cls(square, square)
-        return cls(max((participants * signal**2 - square) / (participants - 1), 0.0), square)
+    def seen(cls, signal: float, square: float, cohort: Cohort, population: int) -> Spread:
+        """From a round of a population: its signal without what the draw adds on average.
+
+        Of one round it may come out below 0: cut there, the mean of many would be too large.
+        """
+        chance, weight = draw_noise(cohort, population)
+        own = (signal**2 - chance * square) / (1 - chance * weight)
+        return cls(min(own, square), square)
 
     @property
     def cosine(self) -> float:
-        """‖E b‖²/E‖b‖²: of two clients' updates on average, weighted by their lengths."""
+        """m²/e: of two clients' updates on average, weighted by their lengths."""
         return self.mean / self.square if self.square > 0 else 0.0
 
     def on_the_mean(self, recipe: Recipe, dim: int, population: int) -> float:
         """√E‖Σ messages/r‖² for the recipe's cohort; rounding to a grid adds its variance."""
-        expected = recipe.cohort.expected(population)
-        uncertain = 0.0 if recipe.cohort.fixed else 1 - expected / population
-        chance = self.square - self.mean + rounding(recipe, dim)
-        return math.sqrt(self.mean * (1 + uncertain / expected) + chance / expected)
+        chance, weight = draw_noise(recipe.cohort, population)
+        drawn = chance * (self.square - weight * self.mean)
+        added = rounding(recipe, dim) / recipe.cohort.expected(population)
+        return math.sqrt(max(self.mean + drawn + added, 0.0))
+
+
+def draw_noise(cohort: Cohort, population: int) -> tuple[float, float]:
+    """(c, w) such that a draw adds c·(e − w·m²) to the signal's square."""
+    expected = cohort.expected(population)
+    chance = (1 - expected / population) / expected
+    if not cohort.fixed:
+        return chance, 0.0
+    return chance * population / max(population - 1, 1), 1.0
 
 
 def rounding(recipe: Recipe, dim: int) -> float:
