@@ -9,9 +9,12 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import Examples, Federated
-from fedveil.engines.choose import PACE, choose
+from fedveil.engines.choose import PACE, STACKABLE, choose
 from fedveil.engines.factored import NotServedError, cost
-from fedveil.engines.updates import Group
+from fedveil.engines.task import Task
+from fedveil.engines.updates import Engine, Group
+from fedveil.errors import UserError
+from fedveil.parts.local import Local
 from fedveil.planning.facts import Facts
 from fedveil.recipe import Recipe
 from fedveil.threads import one_thread_each
@@ -48,6 +51,14 @@ def expected_cost(recipe: Recipe, known: Facts) -> Cost:
     return Cost(products, each * workers, tried, workers, up, 4 * known.dim)
 
 
+def engine_for(task: Task, data: Federated, local: Local) -> Engine:
+    """The quickest engine for most models, without the trial that a training makes."""
+    try:
+        return choose("factored", task, data, local).engine
+    except UserError:
+        return choose("dense" if task.dim <= STACKABLE else "loop", task, data, local).engine
+
+
 def _own(known: Facts) -> int:
     """Examples that one unit works on."""
     return 1 if known.unit == "example" else max(1, round(known.examples))
@@ -77,7 +88,7 @@ def _timed(recipe: Recipe, known: Facts, products: float) -> float:
     expected = recipe.cohort.expected(known.population)
     crowd = int(max(1, min(expected, MOST_TRIED, CROWD / max(products, 1.0))))
     data = _crowd(known.sample, crowd, _own(known))
-    engine = choose("auto", known.task, data, recipe.local, expected).engine
+    engine = engine_for(known.task, data, recipe.local)
     plan = recipe.local.plan(data.sizes, 0, np.random.default_rng(0))
     x, seconds = known.task.flatten(), []
     with one_thread_each():

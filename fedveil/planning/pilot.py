@@ -2,7 +2,8 @@
 
 Fewer clients play the planned recipe from the planned start, with as much noise on the mean as the
 planned cohort would have, and as much chance of who takes part; what they show of all clients is
-then seen through the planned draw (`signal.Spread`). A pilot on private data is a look at them that no ε covers.
+then seen through the planned draw (`signal.Spread`). A pilot on private data is a look at them that
+no ε covers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import torch
 
 from fedveil.data.columns import Column
 from fedveil.data.federated import Examples, Federated
-from fedveil.engines.choose import choose
 from fedveil.engines.updates import taken
 from fedveil.errors import UserError
 from fedveil.loop import Info, begin, play_round
@@ -26,6 +26,7 @@ from fedveil.parts.checks import count
 from fedveil.parts.cohort import Cohort, Everyone, Poisson
 from fedveil.parts.noise import Gaussian, Silent
 from fedveil.parts.quantize import Exact
+from fedveil.planning.compute import engine_for
 from fedveil.planning.facts import Facts, loaded
 from fedveil.planning.noise import deviation
 from fedveil.planning.signal import Seen, Spread
@@ -82,7 +83,7 @@ def play(
     assert known.task is not None
     data, played = chosen.data, min(rounds, limit)
     small = _small(recipe, known, data.clients)
-    engine = choose("auto", known.task, data, small.local, data.clients).engine
+    engine = engine_for(known.task, data, small.local)
     key = run_key("pilot", seed, small, data.fingerprint())
     state = begin(small, known.task.flatten(), data, rounds, key)
     norms, cosines = [], []

@@ -16,7 +16,7 @@ from fedveil.planning.pilot import CLIENTS, ROUNDS, Material, material, play
 from fedveil.planning.signal import Assumed
 from fedveil.planning.theory.advice import Advice, advice
 from fedveil.planning.theory.constants import Constants, checked, estimated
-from fedveil.planning.verdict import HOPELESS, WORKS, Verdict, judged, word_for
+from fedveil.planning.verdict import HOPELESS, WORKS, Verdict, judged
 from fedveil.privacy.statement import Guarantee, guarantee
 from fedveil.recipe import Recipe
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedveil.settings import Settings
 
 COSINE = {"client": 0.2, "example": 0.05}  # where neither said nor measured (docs/planning.md)
-FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+FACTORS = (0.5, 1.0, 2.0)
 SWEEP = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 
@@ -143,9 +143,9 @@ def make(settings: Settings, question: Question) -> Plan:
 
 
 def moves(case: Case) -> dict[str, list[Forecast | None]]:
-    """How the forecast moves when one thing is divided and multiplied by 2 and 4."""
+    """How the forecast moves when one thing is divided and multiplied by 2."""
     return {
-        name: [_moved(case, name, now * factor) for factor in FACTORS]
+        name: [_expected(_varied(case, name, now * factor)) for factor in FACTORS]
         for name in VARIED
         if (now := current(case, name)) is not None
     }
@@ -181,21 +181,14 @@ def sweep_of(case: Case, text: str) -> Sweep:
 
 def swept(case: Case, sweeps: Sequence[Sweep]) -> list[list[Forecast | None]]:
     """Forecasts, a row for each value of the first and a column for each of the second, if any."""
-    rows = []
-    for value in sweeps[0].values:
-        row = _other(case, sweeps[0].name, value)
-        others = sweeps[1].values if len(sweeps) > 1 else (None,)
-        rows.append(
-            [
-                None
-                if row is None
-                else forecast(row)
-                if other is None
-                else _moved(row, sweeps[1].name, other)
-                for other in others
-            ]
-        )
-    return rows
+    first, second = sweeps[0], sweeps[1] if len(sweeps) > 1 else None
+    rows = [_varied(case, first.name, value) for value in first.values]
+    if second is None:
+        return [[_expected(row)] for row in rows]
+    return [
+        [_expected(row and _varied(row, second.name, value)) for value in second.values]
+        for row in rows
+    ]
 
 
 def _constants(
@@ -214,15 +207,14 @@ def _sweepable(case: Case) -> list[str]:
     return [name for name in VARIED if current(case, name) is not None]
 
 
-def _other(case: Case, name: str, value: float) -> Case | None:
-    return varied(case, name, value)
+def _varied(case: Case, name: str, value: float) -> Case | None:
+    return varied(case, name, value) if _rounded(name, value) else None
 
 
-def _moved(case: Case, name: str, value: float) -> Forecast | None:
-    """None where it makes no sense, or where no noise keeps the budget."""
+def _expected(case: Case | None) -> Forecast | None:
+    """None where a change makes no sense, or where no noise keeps the budget."""
     try:
-        other = varied(case, name, value) if _rounded(name, value) else None
-        return None if other is None else forecast(other)
+        return None if case is None else forecast(case)
     except UserError:
         return None
 
@@ -240,6 +232,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(item) for item in value]
     return value
-
-
-__all__ = ["Plan", "Question", "Sweep", "make", "moves", "sweep_of", "swept", "word_for"]

@@ -18,6 +18,14 @@ from fedveil.progress import console, entry
 WIDTH = 11
 COLOURS = {"will work": "green", "hard": "yellow", "hopeless": "red"}
 LABELS = {"epsilon": "ε", "dim": "d", "clip": "C"}
+MOVED = {
+    "clients": "clients, the same share a round",
+    "cohort": "cohort",
+    "rounds": "rounds",
+    "epsilon": "ε",
+    "dim": "d, parameters",
+    "clip": "C, the bound",
+}
 BAR = 30  # characters of a bar's whole length
 TOP = 100.0  # a run's ratio that fills a bar; a tenth is empty
 
@@ -121,13 +129,12 @@ def computing(plan: Plan) -> str:
 
 def moving(plan: Plan) -> Table:
     """Signal to noise, of a round and of the run, as one thing is changed."""
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="bold")
-    table.title = "Signal to noise of a round and (of the run), if one thing were …"
-    table.add_column("")
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    table.add_column("Signal to noise, a round (the run)")
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")
     for name, row in moves(plan.case).items():
-        table.add_row(LABELS.get(name, name), *[_cell(found) for found in row])
+        table.add_row(MOVED[name], *[_cell(found) for found in row])
     return table
 
 

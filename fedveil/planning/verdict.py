@@ -13,7 +13,7 @@ from typing import Literal
 
 from fedveil.planning.forecast import Case, forecast, varied
 
-WORKS, HOPELESS = 8.0, 2.0  # of the run's signal to noise
+WORKS, HOPELESS = 4.0, 0.5  # of the run's signal to noise
 MOST_CLIENTS = 10**10  # more people than there are
 Word = Literal["will work", "hard", "hopeless", "not private", "no guarantee"]
 

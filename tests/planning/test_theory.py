@@ -47,7 +47,10 @@ def test_das_2022_theorem_4_by_hand() -> None:
     assert found.normalize == pytest.approx(0.75)
     assert found.normalize_gap == pytest.approx(1.95 / 17.5)
     assert found.favoured == "normalize"
-    near = das.bounds(replace(BY_HAND, norm=9.9), choice, 10.0)
+    once = das.choices(BY_HAND, 0.1, 10.0, 1)  # Ĉ = 10: A = 6, B = 0.015, B₂ = 2.501
+    near = das.bounds(replace(BY_HAND, norm=9.9), once, 10.0)
+    assert near.clip_gap == pytest.approx(6.015 / 1.89)
+    assert near.normalize_gap == pytest.approx(8.5 / (1.99 * 10 / 9.9), rel=1e-3)
     assert near.favoured == "clip"  # little to gain by stretching, and B₂ > B
     assert das.bounds(replace(BY_HAND, norm=11.0), choice, 10.0).favoured == "neither"
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
-from fedveil.engines.choose import choose
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError, unknown
 from fedveil.parts.local import SGD, Local
 from fedveil.parts.report import Difference, Report
 from fedveil.parts.schedule import Constant
+from fedveil.planning.compute import engine_for
 from fedveil.recipe import Recipe
 
 NAMES = {
@@ -99,7 +99,7 @@ def report_norms(
     task: Task, data: Federated, local: Local, report: Report
 ) -> Callable[[Tensor], tuple[Tensor, float]]:
     """x ↦ (‖u_i‖ of every client, ‖mean of u_i‖) at a model x."""
-    engine = choose("auto", task, data, local, data.clients).engine
+    engine = engine_for(task, data, local)
     plan = local.plan(data.sizes, 0, np.random.default_rng(0))
 
     def at(x: Tensor) -> tuple[Tensor, float]:
@@ -129,7 +129,7 @@ def solved(task: Task, data: Federated, start: Tensor) -> Tensor:
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
     return x.detach()
 
 
