@@ -172,7 +172,8 @@ def _with_clients(case: Case, population: int) -> Case | None:
         cohort = _resized(cohort, cohort.clients * share)
     elif cohort.honest is not None:
         cohort = replace(cohort, honest=_some(cohort.honest * share))  # type: ignore[type-var]
-    return replace(_with(case, cohort=cohort), population=population)
+    recipe = replace(case.recipe, cohort=cohort)
+    return replace(case, recipe=recipe, population=population)
 
 
 def _with_cohort(case: Case, size: float) -> Case | None:

@@ -34,7 +34,7 @@ from fedveil.recipe import Recipe
 from fedveil.streams import run_key
 
 if TYPE_CHECKING:
-    from fedveil.settings import Settings
+    from fedveil.settings import DataSettings, Settings
 
 OWN, SYNTHETIC = "own", "synthetic"
 CLIENTS, ROUNDS = 200, 50  # at most, unless more are asked for
@@ -71,8 +71,14 @@ def material(name: str, settings: Settings, known: Facts, clients: int = CLIENTS
 
         other = read_settings(Path(name), {}).data
         return Material(_fitting(known, loaded(other), clients, rng), f"the data of {name}")
-    renamed = settings.data.model_copy(update={"dataset": name, "path": None})
-    return Material(_fitting(known, loaded(renamed), clients, rng), f"'{name}'")
+    return Material(_fitting(known, loaded(_public(name, settings.data)), clients, rng), name)
+
+
+def _public(name: str, like: DataSettings) -> DataSettings:
+    """A public data set, split over clients as the planned data are."""
+    split = {"partition": like.partition, "clients": like.clients} if like.partition else {}
+    more = {"per_client": like.per_client, "alpha": like.alpha, "examples": like.examples}
+    return type(like)(dataset=name, **split, **more)
 
 
 def play(

@@ -56,10 +56,10 @@ def test_a_pilot_on_other_people_predicts_the_signal_to_noise_of_a_run(recipe: R
     """Within 20%, at the start and over the run; a plan without the draw's chance would fail."""
     rounds = 30
     known = facts(settings(300, rounds), Asked(), recipe.unit)
-    others = synthetic(60, 10, 40, seed=5)
+    others = synthetic(100, 10, 40, seed=5)
     chosen = Material(others.by_example() if recipe.unit == "example" else others, "others")
     case = Case(recipe, known.dim, known.population, rounds, UPDATES)
-    seen = play(recipe, known, chosen, rounds, 20)
+    seen = play(recipe, known, chosen, rounds, 25)
     found = forecast(replace(case, updates=seen))
     assert known.data is not None
     result = train(recipe, known.data, "softmax", rounds)

@@ -45,7 +45,8 @@ def test_the_signal_of_a_cohort_is_that_of_drawn_ones(cohort: Cohort) -> None:
         assert math.sqrt(spread.mean) < 0.95 * predicted  # so the draw's part is tested
     found = Spread.seen(signal, spread.square, cohort, POPULATION)
     assert found.mean == pytest.approx(spread.mean, rel=0.06)
-    assert Spread.seen(0.0, 1.0, cohort, POPULATION).mean == 0.0
+    assert Spread.seen(0.0, 1.0, cohort, POPULATION).mean <= 0.0
+    assert Spread(-1.0, 0.1).on_the_mean(recipe, DIM, POPULATION) == 0.0
     assert Spread(0.0, 0.0).cosine == 0.0
 
 

@@ -140,20 +140,16 @@ def curvature(task: Task, data: Federated, x: Tensor) -> float:
 
 
 def _eigenvalue(task: Task, data: Federated, client: int, x: Tensor) -> float:
-    own = data.client(client)
-    inputs, labels = own.inputs[:], own.labels[:]
-
-    def loss(at: Tensor) -> Tensor:
-        return task.loss_of_examples(task.outputs(task.unflatten(at), inputs), labels).mean()
-
-    slope = torch.func.grad(loss)
+    own, at = data.client(client), x.clone().requires_grad_(True)
+    outputs = task.outputs(task.unflatten(at), own.inputs[:])
+    loss = task.loss_of_examples(outputs, own.labels[:]).mean()
+    (slope,) = torch.autograd.grad(loss, at, create_graph=True)
     direction = torch.randn(len(x), generator=torch.Generator().manual_seed(client))
     value = 0.0
     for _ in range(POWER):
         direction = direction / direction.norm().clamp_min(1e-30)
-        product = torch.func.jvp(slope, (x,), (direction,))[1]
-        value = float(product.norm())
-        direction = product
+        (product,) = torch.autograd.grad(slope, at, direction, retain_graph=True)
+        value, direction = float(product.norm()), product
     return value
 
 
