@@ -18,6 +18,7 @@ from fedveil import budget_cli
 from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
 from fedveil.errors import LostError, UserError
+from fedveil.planning.commands import plan
 from fedveil.ranks import end_at_once, one_voice, tells
 
 if TYPE_CHECKING:
@@ -275,6 +276,7 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
 
 audit_commands.register(app)
 app.command()(bench)
+app.command()(plan)
 
 
 def _describe(path: Path) -> None:

@@ -1,0 +1,183 @@
+"""`fedveil plan`: what a private training will be like, before it. Heavy imports wait."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedveil.errors import UserError, unknown
+
+
+def plan(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags win over it.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="See `fedveil algorithms`; dp_norm_fedavg if none.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="A parameter of the algorithm: --set scale=1.0 (repeatable)."),
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="How many there are; 100 if none.")] = None,
+    cohort: Annotated[int | None, typer.Option(help="Fixed size: so many a round.")] = None,
+    rate: Annotated[float | None, typer.Option(help="Poisson: chance to take part.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="How many rounds; 100 if not said.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="The ε the whole run may spend.")] = None,
+    delta: Annotated[float | None, typer.Option(help="1e-5 or less if not said.")] = None,
+    noise_multiplier: Annotated[
+        float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
+    ] = None,
+    view: Annotated[str | None, typer.Option(help="models, sum or messages.")] = None,
+    model: Annotated[str | None, typer.Option(help="A model's name; softmax if none.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Its parameters, instead of a model.")] = None,
+    shape: Annotated[str | None, typer.Option(help="Of an input: 1x28x28 if not said.")] = None,
+    classes: Annotated[int | None, typer.Option(help="How many; 10 if not said.")] = None,
+    examples: Annotated[int | None, typer.Option(help="Of each client; 20 if not said.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Take sizes from a data set.")] = None,
+    pilot: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure updates: synthetic, a public data set's name, a TOML file that names "
+            "public data, or own (the settings' data; that leaks)."
+        ),
+    ] = None,
+    pilot_clients: Annotated[int, typer.Option(help="Of a pilot, at most.")] = 200,
+    pilot_rounds: Annotated[int, typer.Option(help="Of a pilot, at most.")] = 50,
+    cosine: Annotated[
+        float | None, typer.Option(help="Of two clients' updates, where no pilot measures it.")
+    ] = None,
+    norm: Annotated[
+        float | None, typer.Option(help="Of an update before the bound; above it if not said.")
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="clients, cohort, rounds, epsilon, dim or clip, or cohort=1,2,4; or two."
+        ),
+    ] = None,
+    theory: Annotated[bool, typer.Option("--theory", help="What the papers recommend.")] = False,
+    constant: Annotated[
+        list[str] | None,
+        typer.Option(help="A constant of the theory: --constant L=2 (repeatable)."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Say, before any training, whether it will work: noise against signal, cost, a verdict.
+
+    For example: fedveil plan --clients 3000 --rate 0.2 --rounds 200 --epsilon 5
+    """
+    from fedveil.planning import plan as planning
+    from fedveil.planning.facts import Asked
+    from fedveil.progress import waiting
+    from fedveil.settings import read_settings
+
+    parameters = dict(_assignment(text, "--set") for text in set_ or [])
+    if noise_multiplier is not None:
+        parameters["noise_multiplier"] = noise_multiplier
+    data = _given(dataset=dataset, clients=clients)
+    flags = _given(
+        algorithm=algorithm,
+        parameters=parameters or None,
+        data=data or None,
+        model=model,
+        rounds=rounds,
+        epsilon=epsilon,
+        delta=delta,
+        view=view,
+    )
+    drawn = _drawn(read_settings(config, flags).algorithm, cohort, rate)
+    if drawn:
+        flags["parameters"] = {**parameters, **drawn}
+    settings = read_settings(config, flags)
+    constants = dict(_assignment(text, "--constant") for text in constant or [])
+    question = planning.Question(
+        Asked(dim, shape, classes, examples, pilot),
+        cosine,
+        norm,
+        pilot_clients,
+        pilot_rounds,
+        theory or bool(constants),
+        constants,
+    )
+    with waiting("Settling the noise …"):
+        made = planning.make(settings, question)
+        sweeps = _sweeps(made, sweep or [])
+        found = planning.swept(made.case, sweeps) if sweeps else []
+    if as_json:
+        print(json.dumps(_plain(made, sweeps, found), indent=2, ensure_ascii=False))
+        return
+    _show(made, sweeps, found)
+
+
+def _show(made: Any, sweeps: list[Any], found: list[list[Any]]) -> None:
+    from fedveil.planning.show import show, show_sweep
+
+    if sweeps:
+        show_sweep(made, sweeps, found)
+    else:
+        show(made)
+
+
+def _sweeps(made: Any, asked: list[str]) -> list[Any]:
+    from fedveil.planning.plan import sweep_of
+
+    if len(asked) > 2:
+        raise UserError("One or two things can be swept at once; ask again for the others.")
+    if asked and not made.recipe.private:
+        raise UserError(f"{made.recipe.name} adds no noise, so there is nothing to sweep.")
+    sweeps = [sweep_of(made.case, text) for text in asked]
+    if len({sweep.name for sweep in sweeps}) < len(sweeps):
+        raise UserError(f"{sweeps[0].name} is swept twice; sweep two different things.")
+    return sweeps
+
+
+def _plain(made: Any, sweeps: list[Any], found: list[list[Any]]) -> dict[str, Any]:
+    plain: dict[str, Any] = made.plain()
+    if sweeps:
+        plain["sweep"] = {
+            "over": {sweep.name: list(sweep.values) for sweep in sweeps},
+            "signal_to_noise": [[one and one.ratio for one in row] for row in found],
+            "signal_to_noise_of_run": [[one and one.run_ratio for one in row] for row in found],
+        }
+    return plain
+
+
+def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, Any]:
+    """--cohort and --rate as parameters of the algorithm."""
+    from fedveil.algorithms import ALGORITHMS
+
+    if algorithm not in ALGORITHMS:
+        raise unknown("algorithm", algorithm, ALGORITHMS)
+    if cohort is None and rate is None:
+        return {}
+    if cohort is not None and rate is not None:
+        raise UserError("Both a rate and a cohort are given; give one of them.")
+    taken = inspect.signature(ALGORITHMS[algorithm]).parameters
+    name, other = ("clients", "rate") if cohort is not None else ("rate", "clients")
+    if name not in taken:
+        flag, instead = ("--cohort", "--rate") if cohort is not None else ("--rate", "--cohort")
+        advice = f"give {instead}" if other in taken else "everyone takes part in every round"
+        raise UserError(f"{algorithm} does not draw its cohort by {flag}; {advice}.")
+    drawn: dict[str, Any] = {name: rate if cohort is None else cohort}
+    if name == "rate" and other in taken:
+        drawn["clients"] = None
+    return drawn
+
+
+def _assignment(text: str, flag: str) -> tuple[str, Any]:
+    """`name=value` with the value as TOML has it, or as a word."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UserError(f"{flag} {text}: write it as name=value.")
+    try:
+        return name.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name.strip(), value
+
+
+def _given(**flags: Any) -> dict[str, Any]:
+    return {name: value for name, value in flags.items() if value is not None}
