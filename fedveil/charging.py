@@ -61,7 +61,7 @@ def enrol(
             ledger.close()
             return None
         run = secrets.token_hex(16) if trace is None else str(trace["run"])
-        session = Session(ledger, _facts(training, account), run, training.state.round)
+        session = Session(ledger, facts_of(training, account), run, training.state.round)
     except BaseException:
         ledger.close()
         raise
@@ -135,7 +135,8 @@ def _where(path: Path | None, trace: Trace | None) -> Path:
     return where
 
 
-def _facts(training: Training, account: Account) -> Facts:
+def facts_of(training: Training, account: Account) -> Facts:
+    """The run as it is entered in the ledger."""
     recipe, size = training.recipe, (training.task.dim, training.data.clients)
     if isinstance(training.key, SecretKey):
         stream = f"secret {secrets.token_hex(16)}"  # a name, of a key that nobody else has
