@@ -207,7 +207,7 @@ def _begin(
     """A new directory with the comparison written down, and then play it."""
     import tomli_w
 
-    from fedveil.comparing.costs import room_for
+    from fedveil.comparing.costs import refuse_unequal_noise, room_for
     from fedveil.comparing.members import FILE
     from fedveil.comparing.outcome import write
     from fedveil.privacy.ledger import ledger_path
@@ -218,9 +218,10 @@ def _begin(
         raise UserError(
             f"{out} already holds something; choose another --out, or go on with `{_again(out)}`."
         )
-    if comparison.selection is None:
-        with waiting("Looking at the budget …"):
-            room_for(comparison, ledger_path(ledger), cut)  # refused before anything is written
+    with waiting("Looking at the budget …"):  # refused before anything is written
+        refuse_unequal_noise(comparison)
+        if comparison.selection is None:
+            room_for(comparison, ledger_path(ledger), cut)
     if out is None:
         out = RunDirectory.fresh(OUT, comparison.members[0].label.partition("-")[0]).path
     with saving(out):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fedveil.recipe import View
     from fedveil.training import Training
 
+ALIKE = 0.02  # relative differences of ε that are none
+
 
 @dataclass(frozen=True)
 class Room:
@@ -46,6 +48,31 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     if fit < len(runs) and not (cut and fit):
         raise UserError(_full(trainings[0], budgets, fit, len(runs)))
     return Room(fit, True)
+
+
+def refuse_unequal_noise(comparison: Comparison) -> None:
+    """Members that bring their own noise must come to one ε, for no budget makes them equal."""
+    from fedveil.settings import load_data, prepare, resolve_recipe
+
+    members = comparison.members
+    if members[0].settings.epsilon is not None or not resolve_recipe(members[0].settings).private:
+        return
+    data = load_data(members[0].settings.data)
+    spent = []
+    for member in members:
+        training = prepare(member.at(comparison.seeds[0]), data)
+        spent.append(training.statement(training.rounds).main.epsilon)
+    refuse_apart([member.label for member in members], spent)
+
+
+def refuse_apart(names: Sequence[str], spent: Sequence[float]) -> None:
+    """Refuse values of ε that differ by more than what calibration leaves open."""
+    for name, epsilon in zip(names[1:], spent[1:], strict=True):
+        if not math.isclose(epsilon, spent[0], rel_tol=ALIKE):
+            raise UserError(
+                f"{names[0]} and {name} cannot be compared: their own noise comes to epsilon = "
+                f"{spent[0]:.3g} for one and {epsilon:.3g} for the other; give both --epsilon."
+            )
 
 
 def _full(training: Training, budgets: Any, fit: int, runs: int) -> str:

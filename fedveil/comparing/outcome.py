@@ -50,10 +50,10 @@ def standings(comparison: Comparison, directory: Path) -> tuple[list[Standing], 
     found = [_gathered(member, comparison.seeds, directory) for member in comparison.members]
     classes = any(a is not None for standing in found for a in standing.accuracy)
     measure: Measure = "accuracy" if classes else "loss"
-    return tested([averaged(standing, measure) for standing in found], measure), measure
+    return judged([averaged(standing, measure) for standing in found], measure), measure
 
 
-def tested(found: Sequence[Standing], measure: Measure) -> list[Standing]:
+def judged(found: Sequence[Standing], measure: Measure) -> list[Standing]:
     """The best mean, and a paired t test of every other member against it.
 
     Over the seeds both have, two-sided, corrected for their number by Holm's method; with fewer
@@ -118,12 +118,12 @@ def plain(
 ) -> dict[str, Any]:
     """comparison.json."""
     first = comparison.members[0].settings
-    recipes = [s.settings.rounds for s in comparison.members]
-    budget = None if first.epsilon is None else [first.epsilon, _delta(cost, first.delta)]
+    known = (cost or selection or {}).get("delta")
+    budget = None if first.epsilon is None else [first.epsilon, first.delta or known]
     return {
         "members": [_member(standing) for standing in found],
         "varied": list(comparison.varied),
-        "rounds": max(recipes),
+        "rounds": max(member.settings.rounds for member in comparison.members),
         "budget": budget,
         "view": _view(comparison.members[0]),
         "selection": None if selection is None else dict(selection),
@@ -185,10 +185,6 @@ def _mark(p: float | None) -> bool | None:
 def _member(standing: Standing) -> dict[str, Any]:
     values = asdict(standing)
     return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-
-
-def _delta(cost: Mapping[str, Any] | None, given: float | None) -> float | None:
-    return given if given is not None or cost is None else cost["delta"]
 
 
 def _view(member: Member) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedveil.comparing import outcome
+from fedveil.comparing.costs import refuse_apart, together_of
 from fedveil.comparing.members import Comparison, Member, read_comparison, refuse_unequal
 from fedveil.comparing.outcome import Measure, Standing
 from fedveil.errors import UserError
@@ -32,18 +34,17 @@ def compared(places: Sequence[Path]) -> Compared:
         groups.setdefault(_kind(settings), []).append((run, settings))
     members = [_member(group, len(groups)) for group in groups.values()]
     refuse_unequal(members)
-    _refuse_other_terms([run for run, _ in runs])
+    _refuse_other_terms(runs)
     seeds = sorted({run.seed for run, _ in runs})
     comparison = Comparison(tuple(members), tuple(seeds))
     found = [_standing(m, g) for m, g in zip(members, groups.values(), strict=True)]
     classes = any(run.accuracy is not None for run, _ in runs)
     measure: Measure = "accuracy" if classes else "loss"
     averaged = [outcome.averaged(standing, measure) for standing in found]
-    return comparison, outcome.tested(averaged, measure), measure, None
+    return comparison, outcome.judged(averaged, measure), measure, None
 
 
 def _as_it_stands(directory: Path) -> Compared:
-    from fedveil.comparing.costs import together_of
     from fedveil.settings import resolve_recipe
 
     comparison = read_comparison(directory)
@@ -81,10 +82,12 @@ def _member(group: Sequence[tuple[Listed, Settings]], groups: int) -> Member:
     return Member(run.path.name if groups > 1 else run.algorithm, settings)
 
 
-def _refuse_other_terms(runs: Sequence[Listed]) -> None:
-    """What settings alone do not tell: the data that stood in, and δ by default."""
-    first = runs[0]
-    for run in runs[1:]:
+def _refuse_other_terms(runs: Sequence[tuple[Listed, Settings]]) -> None:
+    """What settings alone do not tell: data that stood in for others, δ by default, ε spent."""
+    first, _ = runs[0]
+    for run, settings in runs[1:]:
+        if run.private and settings.epsilon is None:
+            refuse_apart([str(first.path), str(run.path)], [_spent(first), _spent(run)])
         for what in ("data", "delta", "view"):
             one, other = getattr(first, what), getattr(run, what)
             if one != other:
@@ -92,6 +95,10 @@ def _refuse_other_terms(runs: Sequence[Listed]) -> None:
                     f"{first.path} and {run.path} cannot be compared: {what} is {one} for one and "
                     f"{other} for the other; make them equal."
                 )
+
+
+def _spent(run: Listed) -> float:
+    return math.inf if run.epsilon is None else run.epsilon
 
 
 def _standing(member: Member, group: Sequence[tuple[Listed, Settings]]) -> Standing:

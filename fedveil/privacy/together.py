@@ -209,13 +209,14 @@ def _once(event: events.Round, orders: Orders = ORDERS) -> Divergence:
         case events.GaussianRelease(ratio):
             return _of_library(dp.GaussianDpEvent(ratio), orders)
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
-            return _of_library(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio)), orders)
+            sampled = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio))
+            return _between(_of_library(sampled, _whole(orders)), orders)
         case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
-            return _of_library(
-                dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(ratio)),
-                orders,
-                dp.NeighboringRelation.REPLACE_ONE,
+            drawn = dp.SampledWithoutReplacementDpEvent(
+                population, cohort, dp.GaussianDpEvent(ratio)
             )
+            relation = dp.NeighboringRelation.REPLACE_ONE
+            return _between(_of_library(drawn, _whole(orders), relation), orders)
         case events.ApproximateRelease() as pure:
             return _of_pure(pure, orders)
         case events.PoissonSampled(rate, events.ApproximateRelease() as pure):
@@ -223,6 +224,21 @@ def _once(event: events.Round, orders: Orders = ORDERS) -> Divergence:
         case events.SampledWithoutReplacement(cohort, size, events.ApproximateRelease() as pure):
             return _of_pure(accounting.subsampled(pure, cohort / size), orders)
     raise TypeError(f"no Rényi divergence for {event!r}")
+
+
+def _whole(orders: Orders) -> Orders:
+    """The whole orders around them, from 2 on: only there a sampled Gaussian is a finite sum."""
+    around = {round(order) for order in orders for round in (math.floor, math.ceil)}
+    return sorted(float(order) for order in around | {2} if order >= 2)
+
+
+def _between(known: Divergence, orders: Orders) -> Divergence:
+    """(α − 1)·D_α is convex in α and 0 at 1, so between whole orders the chord is above it."""
+    whole = np.array(_whole(orders))
+    if len(whole) == len(orders):
+        return known
+    chords = np.interp(orders, [1.0, *whole], [0.0, *((whole - 1) * known.orders)])
+    return known._replace(orders=chords / (np.array(orders) - 1))
 
 
 def _of_library(event: Any, orders: Orders, relation: Any = None) -> Divergence:
