@@ -82,7 +82,7 @@ def enrol(
         run = secrets.token_hex(16) if trace is None else str(trace["run"])
         # Rounds without noise that nobody recorded are not entered: no budget could stand again.
         played = training.state.round if training.recipe.private else 0
-        session = Session(ledger, _facts(training, account), run, played)
+        session = Session(ledger, facts_of(training, account), run, played)
     except BaseException:
         ledger.close()
         raise
@@ -172,7 +172,8 @@ def _where(path: Path | None, trace: Trace | None) -> Path:
     return where
 
 
-def _facts(training: Training, account: Account) -> Facts:
+def facts_of(training: Training, account: Account) -> Facts:
+    """The run as it is entered in the ledger."""
     recipe, size = training.recipe, (training.task.dim, training.data.clients)
     if isinstance(training.key, SecretKey):
         stream = f"secret {secrets.token_hex(16)}"  # a name, of a key that nobody else has

@@ -6,7 +6,6 @@ import io
 import os
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -14,10 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedveil import budget_cli
+from fedveil import budget_cli, runs_cli
 from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
+from fedveil.comparing import command as compare_command
 from fedveil.errors import LostError, UserError
+from fedveil.flags import assignment as _assignment
+from fedveil.flags import given as _given
 from fedveil.planning.commands import plan
 from fedveil.ranks import end_at_once, one_voice, tells
 
@@ -138,9 +140,13 @@ def train(
     ledger: Annotated[
         Path | None, typer.Option(help="Where spending is recorded; FEDVEIL_LEDGER, or your own.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Also log every round for TensorBoard, into a directory.")
+    ] = None,
 ) -> None:
     """Train a model, private or not, and save the run."""
     from fedveil.settings import read_settings
+    from fedveil.tensorboard import refuse_absent
 
     parameters = dict(_assignment(text) for text in set_ or [])
     settings_of_data = dict(_assignment(text, "--data", "alpha=0.1") for text in data_ or [])
@@ -169,12 +175,14 @@ def train(
         engine=engine,
         checkpoint_every=checkpoint_every,
     )
+    if tensorboard is not None:
+        refuse_absent()
     if resume is None:
-        _train_anew(read_settings(config, flags), out, ledger)
+        _train_anew(read_settings(config, flags), out, ledger, tensorboard)
     elif flags or config is not None or out is not None:
         raise UserError("--resume goes on with a run as it was; it takes no other settings.")
     else:
-        _train_on(resume, ledger)
+        _train_on(resume, ledger, tensorboard)
 
 
 @app.command()
@@ -275,6 +283,8 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
 
 
 audit_commands.register(app)
+compare_command.register(app)
+runs_cli.register(app)
 app.command()(bench)
 app.command()(plan)
 
@@ -310,6 +320,7 @@ def _stated(target: Path) -> tuple[str, Statement]:
     if target.is_dir():
         run = RunDirectory.open(target)
         known = run.load_summary()
+        _refuse_selected(target, known)
         with reading(target / "summary.json"):
             facts = known["privacy"]
             played = max(facts["rounds"], run.rounds_played())
@@ -325,7 +336,18 @@ def _stated(target: Path) -> tuple[str, Statement]:
     return "", training.statement(settings.rounds)
 
 
-def _train_anew(settings: Settings, out: Path | None, ledger: Path | None) -> None:
+def _refuse_selected(target: Path, summary: dict[str, Any]) -> None:
+    """What the best of several runs costs is not what its recipe says."""
+    if "selection" in summary:
+        raise UserError(
+            f"{target} was selected among several runs, so its recipe does not tell its guarantee; "
+            f"read {target / 'privacy.txt'}."
+        )
+
+
+def _train_anew(
+    settings: Settings, out: Path | None, ledger: Path | None, board: Path | None
+) -> None:
     from fedveil import training as work
     from fedveil.engines.processes import joined
     from fedveil.runs.directory import RunDirectory, refuse_taken
@@ -347,10 +369,10 @@ def _train_anew(settings: Settings, out: Path | None, ledger: Path | None) -> No
         else:
             directory = RunDirectory.create(out)
         directory.save_settings(resolved(settings, training))
-        _play(training, directory, settings)
+        _play(training, directory, settings, board)
 
 
-def _train_on(path: Path, ledger: Path | None) -> None:
+def _train_on(path: Path, ledger: Path | None, board: Path | None) -> None:
     from fedveil import training as work
     from fedveil.engines.processes import joined
     from fedveil.runs.directory import RunDirectory
@@ -362,7 +384,7 @@ def _train_on(path: Path, ledger: Path | None) -> None:
         with _getting_ready():
             training = work.restore(prepare(settings, team=team), directory, ledger)
         if team.first:
-            _play(training, directory, settings)
+            _play(training, directory, settings, board)
             return
         with _resumable(path):
             work.follow(training)
@@ -374,15 +396,18 @@ def _getting_ready() -> AbstractContextManager[object]:
     return waiting("Loading the data and settling the noise …")
 
 
-def _play(training: Training, directory: RunDirectory, settings: Settings) -> None:
+def _play(
+    training: Training, directory: RunDirectory, settings: Settings, board: Path | None
+) -> None:
     """Play what is left; an interrupted run is saved as well and ends with 130, as Ctrl-C does."""
     from fedveil import training as work
     from fedveil.progress import show_start, show_summary, watcher
+    from fedveil.tensorboard import logged
 
     show_start(training)
     if training.finished:
         print("All rounds of this run are played already.")
-    with _resumable(directory.path), watcher() as watch:
+    with _resumable(directory.path), logged(watcher(), board) as watch:
         result = work.finish(training, directory, watch)
     show_summary(result, _advice(training, directory.path, settings))
     if not training.finished:
@@ -415,22 +440,3 @@ def _resumable(path: Path | None) -> Iterator[None]:
 
 def _resume(path: Path) -> str:
     return f"fedveil train --resume {shlex.quote(str(path))}"
-
-
-def _assignment(text: str, flag: str = "--set", such: str = "clip=1.0") -> tuple[str, Any]:
-    """`name=value` with the value as TOML has it, or as a word.
-
-    >>> _assignment("clip=1.5"), _assignment("local=ig")
-    (('clip', 1.5), ('local', 'ig'))
-    """
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise UserError(f"{flag} {text}: write it as name=value, such as {flag} {such}.")
-    try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value
-
-
-def _given(**flags: Any) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None}

@@ -22,6 +22,7 @@ from fedveil.recipe import Recipe, View
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # at which every noise is known
 MANY = 10**9  # rounds: more than anybody plays
+Orders = Sequence[float]
 
 
 class Way(NamedTuple):
@@ -173,62 +174,85 @@ def _way(run: Charged) -> Way:
     return min(run.plan.ways, key=lambda way: _divergence(way, run.planned).orders[middle])
 
 
-class _Divergence(NamedTuple):
-    """D_α ≤ orders at ORDERS, up to `escape` and `distance` as in `events.RenyiRelease`."""
+class Divergence(NamedTuple):
+    """D_α ≤ orders at some orders, up to `escape` and `distance` as in `events.RenyiRelease`."""
 
     orders: np.ndarray
     escape: float
     distance: float
 
 
-def _divergence(way: Way, rounds: int) -> _Divergence:
+def curve(run: Charged) -> Divergence:
+    """D_α of a whole run at all of `events.ORDERS`, by the proof chosen beforehand."""
+    return _divergence(_way(run), run.rounds, events.ORDERS)
+
+
+def _divergence(way: Way, rounds: int, orders: Orders = ORDERS) -> Divergence:
     count = rounds if way.most is None else min(rounds, way.most)
-    once = _once(way.event)
-    return _Divergence(count * once.orders, count * once.escape, count * once.distance)
+    once = _once(way.event, orders)
+    return Divergence(count * once.orders, count * once.escape, count * once.distance)
 
 
-def _once(event: events.Round) -> _Divergence:
+def _once(event: events.Round, orders: Orders = ORDERS) -> Divergence:
     """Of one release, by dp-accounting where it has one."""
     import dp_accounting as dp
 
     match event:
         case events.NonPrivate():
-            return _Divergence(np.full(len(ORDERS), np.inf), 0.0, 0.0)
+            return Divergence(np.full(len(orders), np.inf), 0.0, 0.0)
         case events.Proven(ways):
-            return _once(next((w for w in ways if isinstance(w, events.RenyiRelease)), ways[0]))
+            renyi = next((w for w in ways if isinstance(w, events.RenyiRelease)), ways[0])
+            return _once(renyi, orders)
         case events.RenyiRelease(divergences, escape, distance):
-            places = [events.ORDERS.index(order) for order in ORDERS]
-            return _Divergence(np.array(divergences)[places], escape, distance)
+            places = [events.ORDERS.index(order) for order in orders]
+            return Divergence(np.array(divergences)[places], escape, distance)
         case events.GaussianRelease(ratio):
-            return _of_library(dp.GaussianDpEvent(ratio))
+            return _of_library(dp.GaussianDpEvent(ratio), orders)
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
-            return _of_library(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio)))
+            sampled = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio))
+            return _between(_of_library(sampled, _whole(orders)), orders)
         case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
-            return _of_library(
-                dp.SampledWithoutReplacementDpEvent(population, cohort, dp.GaussianDpEvent(ratio)),
-                dp.NeighboringRelation.REPLACE_ONE,
+            drawn = dp.SampledWithoutReplacementDpEvent(
+                population, cohort, dp.GaussianDpEvent(ratio)
             )
+            relation = dp.NeighboringRelation.REPLACE_ONE
+            return _between(_of_library(drawn, _whole(orders), relation), orders)
         case events.ApproximateRelease() as pure:
-            return _of_pure(pure)
+            return _of_pure(pure, orders)
         case events.PoissonSampled(rate, events.ApproximateRelease() as pure):
-            return _of_pure(accounting.subsampled(pure, rate))
+            return _of_pure(accounting.subsampled(pure, rate), orders)
         case events.SampledWithoutReplacement(cohort, size, events.ApproximateRelease() as pure):
-            return _of_pure(accounting.subsampled(pure, cohort / size))
+            return _of_pure(accounting.subsampled(pure, cohort / size), orders)
     raise TypeError(f"no Rényi divergence for {event!r}")
 
 
-def _of_library(event: Any, relation: Any = None) -> _Divergence:
+def _whole(orders: Orders) -> Orders:
+    """The whole orders around them, from 2 on: only there a sampled Gaussian is a finite sum."""
+    around = {round(order) for order in orders for round in (math.floor, math.ceil)}
+    return sorted(float(order) for order in around | {2} if order >= 2)
+
+
+def _between(known: Divergence, orders: Orders) -> Divergence:
+    """(α − 1)·D_α is convex in α and 0 at 1, so between whole orders the chord is above it."""
+    whole = np.array(_whole(orders))
+    if len(whole) == len(orders):
+        return known
+    chords = np.interp(orders, [1.0, *whole], [0.0, *((whole - 1) * known.orders)])
+    return known._replace(orders=chords / (np.array(orders) - 1))
+
+
+def _of_library(event: Any, orders: Orders, relation: Any = None) -> Divergence:
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(ORDERS, *([] if relation is None else [relation])).compose(event)
-    return _Divergence(np.array(accountant._rdp), 0.0, 0.0)  # it has no public way to ask
+    accountant = RdpAccountant(orders, *([] if relation is None else [relation])).compose(event)
+    return Divergence(np.array(accountant._rdp), 0.0, 0.0)  # it has no public way to ask
 
 
-def _of_pure(event: events.ApproximateRelease) -> _Divergence:
+def _of_pure(event: events.ApproximateRelease, at: Orders) -> Divergence:
     """(ε, δ): but for δ it is randomized response, whose D_α is the largest of all ε-DP.
 
     D_α = ε + log((1 + e^{−(2α−1)ε})/(1 + e^{−ε}))/(α − 1).  Bun and Steinke 2016.
     """
-    e, orders = event.epsilon, np.array(ORDERS)
+    e, orders = event.epsilon, np.array(at)
     gap = np.log1p(np.exp((1 - 2 * orders) * e)) - math.log1p(math.exp(-e))
-    return _Divergence(np.clip(e + gap / (orders - 1) + 1e-15, 0.0, e), event.delta, 0.0)
+    return Divergence(np.clip(e + gap / (orders - 1) + 1e-15, 0.0, e), event.delta, 0.0)

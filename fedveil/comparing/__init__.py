@@ -1,0 +1,1 @@
+"""Several recipes, settings and seeds at one budget on the same data: played, tested, told."""

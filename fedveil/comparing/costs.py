@@ -1,0 +1,171 @@
+"""What a comparison costs by the ledger: whether there is room, and what all runs came to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.comparing.members import Comparison
+from fedveil.errors import UserError
+
+if TYPE_CHECKING:
+    from fedveil.privacy.ledger import Account, Ledger
+    from fedveil.privacy.together import Charged
+    from fedveil.recipe import View
+    from fedveil.training import Training
+
+ALIKE = 0.02  # relative differences of ε that are none
+
+
+@dataclass(frozen=True)
+class Room:
+    """How many of the runs, in their order, the budgets of these data have room for."""
+
+    runs: int
+    standing: bool  # whether there is a budget at all; then one run is played at a time
+
+
+def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
+    """The room there is; a comparison that would be cut is refused unless that is asked for."""
+    from fedveil.privacy.chain import Chain
+    from fedveil.privacy.ledger import Ledger
+
+    runs = list(comparison.runs())
+    ledger = Ledger(where) if Chain.exists(where) else None
+    if ledger is None or not any(ledger.granted.values()):
+        return Room(len(runs), False)
+    try:
+        trainings = _prepared(comparison)
+        budgets = ledger.budgets(_account(trainings[0]))
+        if not budgets:
+            return Room(len(runs), False)
+        fit = min(_fitting(ledger, trainings, view) for view in budgets)
+    finally:
+        ledger.close()
+    if fit < len(runs) and not (cut and fit):
+        raise UserError(_full(trainings[0], budgets, fit, len(runs)))
+    return Room(fit, True)
+
+
+def refuse_unequal_noise(comparison: Comparison) -> None:
+    """Members that bring their own noise must come to one ε, for no budget makes them equal."""
+    from fedveil.settings import load_data, prepare, resolve_recipe
+
+    members = comparison.members
+    if members[0].settings.epsilon is not None or not resolve_recipe(members[0].settings).private:
+        return
+    data = load_data(members[0].settings.data)
+    spent = []
+    for member in members:
+        training = prepare(member.at(comparison.seeds[0]), data)
+        spent.append(training.statement(training.rounds).main.epsilon)
+    refuse_apart([member.label for member in members], spent)
+
+
+def refuse_apart(names: Sequence[str], spent: Sequence[float]) -> None:
+    """Refuse values of ε that differ by more than what calibration leaves open."""
+    for name, epsilon in zip(names[1:], spent[1:], strict=True):
+        if not math.isclose(epsilon, spent[0], rel_tol=ALIKE):
+            raise UserError(
+                f"{names[0]} and {name} cannot be compared: their own noise comes to epsilon = "
+                f"{spent[0]:.3g} for one and {epsilon:.3g} for the other; give both --epsilon."
+            )
+
+
+def _full(training: Training, budgets: Any, fit: int, runs: int) -> str:
+    said = " and ".join(f"epsilon = {b.epsilon:g} in view '{v}'" for v, b in budgets.items())
+    advice = "give --cut to play those, or compare fewer" if fit else "see `fedveil budget show`"
+    return (
+        f"The budget of '{training.data.name}', {said}, has room for {fit} of these {runs} runs, "
+        f"and none was played; {advice}."
+    )
+
+
+def _prepared(comparison: Comparison) -> list[Training]:
+    """All runs at round 0, on data that are loaded once."""
+    from fedveil.settings import load_data, prepare
+
+    data = load_data(comparison.members[0].settings.data)
+    return [prepare(member.at(seed), data) for member, seed in comparison.runs()]
+
+
+def _account(training: Training) -> Account:
+    from fedveil.privacy.ledger import Account
+
+    return Account(training.fingerprint, training.recipe.unit)
+
+
+def _fitting(ledger: Ledger, trainings: Sequence[Training], view: View) -> int:
+    """How many of the runs fit a budget wholly, one after another."""
+    from fedveil.privacy import together
+
+    account = _account(trainings[0])
+    budget = ledger.budgets(account)[view]
+    streams = {id(stream): stream.charged(view) for stream in ledger.of(account)}
+    for count, training in enumerate(trainings):
+        key, charged = _planned(ledger, training, view)
+        streams[key] = charged
+        spent = together.epsilon(list(streams.values()), budget.delta, budget.epsilon)
+        if spent > budget.epsilon:
+            return count
+    return len(trainings)
+
+
+def _planned(ledger: Ledger, training: Training, view: View) -> tuple[int, Charged]:
+    """A run as if all its rounds were reserved; one that has begun counts once."""
+    from fedveil.charging import facts_of
+    from fedveil.privacy.ledger import stream_key
+    from fedveil.privacy.together import Charged
+
+    facts = facts_of(training, _account(training))
+    known = ledger.streams.get(stream_key(facts.plain()))
+    key = id(training) if known is None else id(known)
+    return key, Charged(facts.plans[view], training.rounds, training.rounds)
+
+
+def together_of(comparison: Comparison, directory: Path, view: View) -> dict[str, Any] | None:
+    """ε at δ of all rounds that the runs have reserved; None where none is recorded."""
+    from fedveil.privacy import together
+    from fedveil.privacy.chain import Chain
+    from fedveil.privacy.ledger import Ledger
+
+    traces = _traces(comparison, directory)
+    where = Path(traces[0]["path"]) if traces else None
+    if where is None or not Chain.exists(where):
+        return None
+    ledger = Ledger(where)
+    try:
+        names = {key for trace in traces for key, _ in ledger.drawn.get(str(trace["run"]), ())}
+        streams = [stream for key, stream in ledger.streams.items() if key in names]
+        if not streams:
+            return None
+        account = streams[0].account
+        delta = min(float(stream.body["delta"]) for stream in streams)
+        runs = [stream.charged(view) for stream in streams]
+        fits = together.fitting(runs)
+        return {
+            "epsilon": _finite(together.epsilon(runs, delta)),
+            "delta": delta,
+            "view": view,
+            "adjacency": together.adjacency(runs) if fits else None,
+            "runs": len(streams),
+            "account": _finite(ledger.spent(account, view, delta)),
+            "others": len(ledger.of(account)) - len(streams),
+        }
+    finally:
+        ledger.close()
+
+
+def _traces(comparison: Comparison, directory: Path) -> list[dict[str, Any]]:
+    from fedveil.runs.directory import RunDirectory
+
+    paths = [directory / member.directory(seed) for member, seed in comparison.runs()]
+    known = (RunDirectory(path).load_trace() for path in paths if path.is_dir())
+    return [trace for trace in known if trace is not None]
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

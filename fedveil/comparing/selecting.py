@@ -1,0 +1,262 @@
+"""Private selection: a random number of drawn runs, of which the best alone is kept.
+
+    charge the ledger → draw K and K members → play them out of sight → keep the best alone
+
+The argument is in docs/privacy.md, "Choosing the best of several runs".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import secrets
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.comparing.members import Comparison, Member, plain_settings
+from fedveil.comparing.outcome import write
+from fedveil.comparing.pool import Pool, Task
+from fedveil.comparing.table import Quiet
+from fedveil.errors import UserError
+from fedveil.privacy.events import NonPrivate, RenyiRelease
+from fedveil.privacy.selection import Law, described, drawn, law_of, selection
+from fedveil.runs.directory import MODE, RunDirectory, saving
+from fedveil.runs.listing import Listed, listed
+
+if TYPE_CHECKING:
+    from fedveil.privacy.ledger import Facts
+    from fedveil.privacy.session import Session
+    from fedveil.training import Training
+
+HIDDEN = "out-of-sight"  # in the comparison's directory, until the best is known
+DRAWS = "draws.json"
+KEPT = ("recipe.toml", "metrics.parquet", "model.safetensors", "summary.json", "encoder.json")
+
+
+@dataclass(frozen=True)
+class Priced:
+    """What selecting among members costs."""
+
+    release: RenyiRelease
+    epsilon: float
+    delta: float
+    single: float  # the largest ε of a member alone
+    law: Law
+
+    def plain(self) -> dict[str, Any]:
+        """For comparison.json: the law, not its outcome."""
+        costs = {"epsilon": self.epsilon, "delta": self.delta, "single": self.single}
+        return {**described(self.law), **costs, "view": "models"}
+
+    def sentence(self) -> str:
+        """For a reader who was not there."""
+        from fedveil.privacy.statement import rounded_up
+
+        return (
+            f"The best of a random number of runs ({described(self.law)['law']}, "
+            f"{self.law.mean:.3g} expected), of which nothing else is released, costs ε = "
+            f"{rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}, seeing its released "
+            f"models only; one run alone would cost ε = {rounded_up(self.single)}."
+        )
+
+
+def priced(trainings: Sequence[Training], law: Law) -> Priced:
+    """The cost for members that are ready to run."""
+    from fedveil.privacy import accounting
+    from fedveil.privacy.together import Charged, plan
+
+    for training in trainings:
+        recipe = training.recipe
+        if not recipe.private or recipe.view != "models":
+            raise UserError(
+                f"{recipe.name} cannot be selected privately: it must be private towards view "
+                "'models', for who sees more of the runs sees more than the best of them."
+            )
+    members = [
+        Charged(plan(t.recipe, t.task.dim, t.data.clients, "models"), t.rounds, t.rounds)
+        for t in trainings
+    ]
+    release, delta = selection(members, law), trainings[0].delta
+    alone = max(accounting.epsilon(m.plan.spent(m.rounds), delta) for m in members)
+    found = accounting.epsilon(release, delta)
+    if math.isinf(found):
+        raise UserError("Selecting among these members has no finite epsilon; use more noise.")
+    return Priced(release, found, delta, alone, law)
+
+
+def select(
+    comparison: Comparison, directory: Path, jobs: int, ledger: Path | None
+) -> tuple[Member | None, Listed | None, Priced]:
+    """Play what is drawn, keep the best run in the directory, and say what it cost."""
+    from fedveil.settings import load_data, prepare
+
+    assert comparison.selection is not None
+    law = law_of(**comparison.selection)
+    seed = comparison.seeds[0]
+    data = load_data(comparison.members[0].settings.data)
+    trainings = [prepare(member.at(seed), data) for member in comparison.members]
+    price = priced(trainings, law)
+    hidden = directory / HIDDEN
+    draws = _draws(comparison, law, hidden, trainings[0])
+    session = _charged(trainings[0], price, draws["stream"], ledger, len(trainings))
+    try:
+        tasks = [_task(comparison, hidden, n, *pick) for n, pick in enumerate(draws["picks"])]
+        left = [task for task in tasks if not _finished(task)]
+        with Quiet() as sign:
+            pool = Pool(jobs, hidden / "ledger.sqlite", sign)
+            pool.play(left)
+        if pool.stopped:
+            raise KeyboardInterrupt
+        if pool.problems:
+            raise UserError(
+                f"A drawn run could not be played: {next(iter(pool.problems.values()))}"
+            )
+        session.end("models", 1, price.epsilon)
+    finally:
+        session.close()
+    return *_kept(comparison, directory, tasks, draws["picks"], price), price
+
+
+def _draws(comparison: Comparison, law: Law, hidden: Path, first: Training) -> dict[str, Any]:
+    """K members with seeds of their own, drawn once and remembered until the end."""
+    from fedveil.streams import SecretKey, run_key, stream
+
+    file = hidden / DRAWS
+    if file.is_file():
+        known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return known
+    secret = isinstance(first.key, SecretKey)
+    facts = [(m.label, plain_settings(m.settings)) for m in comparison.members]
+    name = run_key("selection", comparison.seeds, comparison.selection, facts, first.identity)
+    rng = stream(SecretKey() if secret else name, 0, "selection")
+    picks = [
+        [int(rng.integers(len(comparison.members))), int(rng.integers(2**31))]
+        for _ in range(drawn(law, rng))
+    ]
+    called = f"selection {secrets.token_hex(16) if secret else name}"
+    with saving(hidden):
+        hidden.mkdir(mode=MODE, exist_ok=True)
+    write(file, json.dumps({"stream": called, "picks": picks}))
+    return {"stream": called, "picks": picks}
+
+
+def _charged(
+    first: Training, price: Priced, stream: str, ledger: Path | None, members: int
+) -> Session:
+    """The whole selection reserved as one release, before any run is played."""
+    from fedveil.privacy.ledger import Account, ledger_path, open_ledger
+    from fedveil.privacy.session import Session
+
+    books = open_ledger(ledger_path(ledger))
+    try:
+        account = Account(first.fingerprint, first.recipe.unit)
+        session = Session(books, _facts(first, account, price, stream, members), stream[-32:])
+    except BaseException:
+        books.close()
+        raise
+    try:
+        session.reserve(0)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def _facts(first: Training, account: Any, price: Priced, stream: str, members: int) -> Facts:
+    from fedveil.privacy.ledger import Facts
+    from fedveil.privacy.together import Plan, Way, plan
+
+    size = (first.task.dim, first.data.clients)
+    holds = plan(first.recipe, *size, "models").adjacencies
+    shown = NonPrivate("who sees the messages of every run sees more than the best one")
+    return Facts(
+        account=account,
+        data=first.data.name,
+        population=first.data.clients,
+        recipe=f"the best of {members} members",
+        stream=stream,
+        rounds=1,
+        delta=price.delta,
+        plans={
+            "models": Plan((Way(price.release, None),), holds),
+            "sum": Plan((Way(shown, None),), holds),
+            "messages": Plan((Way(shown, None),), holds),
+        },
+    )
+
+
+def _task(comparison: Comparison, hidden: Path, number: int, pick: int, seed: int) -> Task:
+    member = comparison.members[pick]
+    settings = plain_settings(member.at(seed))
+    return Task(f"draw-{number}", hidden / f"draw-{number}", settings, member.settings.rounds)
+
+
+def _finished(task: Task) -> bool:
+    return task.path.is_dir() and listed(task.path).state == "finished"
+
+
+def _kept(
+    comparison: Comparison,
+    directory: Path,
+    tasks: Sequence[Task],
+    picks: Sequence[Sequence[int]],
+    price: Priced,
+) -> tuple[Member | None, Listed | None]:
+    """The best run under its member's name; everything else of the selection is deleted."""
+    found = [listed(task.path) for task in tasks]
+    if any(run.state != "finished" for run in found):
+        raise UserError(f"{directory} has drawn runs that are not whole; select anew elsewhere.")
+    chosen, path = None, None
+    if found:
+        best = max(range(len(found)), key=lambda n: _rank(found[n]))
+        chosen, seed = comparison.members[picks[best][0]], picks[best][1]
+        path = directory / chosen.directory(seed)
+        _release(found[best].path, path, price)
+    with saving(directory):
+        shutil.rmtree(directory / HIDDEN)
+    return chosen, None if path is None else listed(path)
+
+
+def _rank(run: Listed) -> tuple[float, float, str]:
+    """By what is released alone: accuracy, then loss, then the model's bytes, so ties end."""
+    accuracy = -1.0 if run.accuracy is None else run.accuracy
+    loss = -math.inf if run.loss is None else -run.loss
+    model = (run.path / "model.safetensors").read_bytes()
+    return accuracy, loss, hashlib.sha256(model).hexdigest()
+
+
+def _release(hidden: Path, path: Path, price: Priced) -> None:
+    """Copy what may be shown, with the guarantee of the selection in place of the run's own."""
+    released = RunDirectory.create(path)
+    with saving(path):
+        for name in KEPT:
+            if (hidden / name).is_file() and name != "summary.json":
+                shutil.copyfile(hidden / name, path / name)
+    released.save_statement(f"Selection   {price.sentence()}\n" + _own(hidden))
+    released.save_summary(_restated(RunDirectory.open(hidden).load_summary(), price))
+
+
+def _own(hidden: Path) -> str:
+    """The run's own statement but for its numbers, which are those of a run that was not chosen."""
+    lines = (hidden / "privacy.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    numbers = ("Privacy", "  models", "  sum", "  messages")
+    return "".join(line for line in lines if not line.startswith(numbers))
+
+
+def _restated(summary: dict[str, Any], price: Priced) -> dict[str, Any]:
+    privacy = summary["privacy"]
+    views: dict[str, Mapping[str, Any]] = {
+        view: {**guarantee, "epsilon": None, "drawn": None, "sentence": "No guarantee."}
+        for view, guarantee in privacy["views"].items()
+    }
+    told = {"epsilon": price.epsilon, "sentence": price.sentence()}
+    views["models"] = {**views["models"], **told}
+    statement = {**privacy["statement"], "Privacy": price.sentence()}
+    for view in views:
+        statement.pop(view, None)
+    changed = {**privacy, "views": views, "statement": statement}
+    return {**summary, "privacy": changed, "selection": price.plain()}

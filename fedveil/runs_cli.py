@@ -1,0 +1,136 @@
+"""`fedveil runs`: list the runs on disk, choose among them, and remove them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedveil.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedveil.runs.listing import Listed
+
+PLACES = (Path("runs"), Path("comparisons"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this file."""
+    app.command()(runs)
+
+
+def runs(
+    places: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Runs, or directories of runs; runs and comparisons if none."),
+    ] = None,
+    algorithm: Annotated[str | None, typer.Option(help="Those of an algorithm.")] = None,
+    data: Annotated[str | None, typer.Option(help="Those on a data set.")] = None,
+    state: Annotated[str | None, typer.Option(help="finished, stopped or broken.")] = None,
+    min_accuracy: Annotated[
+        float | None, typer.Option(help="Those of at least this accuracy, such as 0.8.")
+    ] = None,
+    max_epsilon: Annotated[
+        float | None, typer.Option(help="Private ones that spent at most this ε.")
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Delete those that are listed; asks first.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """List runs: how far they came, how good they are, what they spent; and remove them."""
+    from fedveil.runs.listing import STATES, find_runs, listed
+
+    if state is not None and state not in STATES:
+        raise unknown("state", state, STATES)
+    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
+        raise UserError(f"--min-accuracy {min_accuracy:g}: accuracies lie between 0 and 1.")
+    if max_epsilon is not None and not max_epsilon > 0:
+        raise UserError(f"--max-epsilon {max_epsilon:g}: an epsilon is above 0.")
+    if remove and as_json:
+        raise UserError("--remove asks and tells, and --json is for a program; give one.")
+    where = list(places) if places else [place for place in PLACES if place.is_dir()]
+    found = [listed(path) for path in find_runs(where)]
+    chosen = [
+        run
+        for run in found
+        if (algorithm is None or run.algorithm == algorithm)
+        and (data is None or run.data == data)
+        and (state is None or run.state == state)
+        and (min_accuracy is None or (run.accuracy is not None and run.accuracy >= min_accuracy))
+        and (max_epsilon is None or (run.epsilon is not None and run.epsilon <= max_epsilon))
+    ]
+    if as_json:
+        plain = [run.plain() for run in chosen]
+        print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    _show(chosen, len(found))
+    if remove and chosen:
+        _remove(chosen, yes)
+
+
+def _show(chosen: list[Listed], found: int) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from fedveil.comparing.table import wide
+    from fedveil.progress import entry
+
+    if not chosen:
+        said = "No runs are here." if not found else f"None of the {found} runs here is like that."
+        print(said)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("name", "algorithm", "data"):
+        table.add_column(name, overflow="fold")
+    for name in ("rounds", "accuracy", "ε"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for run in chosen:
+        cells = (str(run.path), run.algorithm, run.data, *_numbers(run), run.state)
+        table.add_row(*(Text("".join(c if c.isprintable() else " " for c in t)) for t in cells))
+    wide().print(table)
+    for run in chosen:
+        if run.problem:
+            entry("Broken", run.problem, width=13)
+
+
+def _numbers(run: Listed) -> tuple[str, str, str]:
+    from fedveil.privacy.statement import rounded_up
+
+    if run.state == "broken":
+        return "", "", ""
+    score = "" if run.loss is None else f"loss {run.loss:.3g}"
+    if run.accuracy is not None:
+        score = f"{run.accuracy:.2%}"
+    spent = "not private" if not run.private else "∞" if run.rounds and run.loss is not None else ""
+    if run.epsilon is not None:
+        spent = rounded_up(run.epsilon)
+    return f"{run.rounds}/{run.planned}", score, spent
+
+
+def _remove(chosen: list[Listed], yes: bool) -> None:
+    """Ask, then delete one after the other; what was spent stays spent."""
+    from fedveil.runs.listing import remove_run
+
+    count = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
+    if not yes and not typer.confirm(f"Delete {count}?", default=False):
+        print("Nothing was deleted.")
+        raise typer.Exit(1)
+    problems = []
+    for run in chosen:
+        try:
+            left = remove_run(run.path)
+        except UserError as problem:
+            problems.append(str(problem))
+            continue
+        kept = f"; left in place, for they are not a run's: {', '.join(left)}" if left else ""
+        print(f"Deleted {run.path}{kept}.")
+    if any(run.private for run in chosen):
+        print("What these runs have spent stays spent: the ledger keeps it, and no ε comes back.")
+    if problems:
+        raise UserError(problems[0])

@@ -1,0 +1,329 @@
+"""`fedveil compare` as people call it; its runs are real processes on tiny data."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.privacy.ledger import Ledger
+from fedveil.runs.listing import listed
+from fedveil.training import Record, Training
+from tests.conftest import Outcome, Run
+
+Refused = Callable[..., str]
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = (
+    "--dataset", "digits", "--clients", 20, "--rounds", 3, "--noise-multiplier", 9.0,
+    "--set", "steps=1", "--set", "rate=0.5",
+)  # fmt: skip
+TWO = ("--algorithms", "dp_fedavg,dp_norm_fedavg", *SMALL)
+
+
+def well(outcome: Outcome) -> str:
+    assert outcome.code == 0, outcome
+    assert outcome.err == ""
+    return outcome.out
+
+
+def result(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "comparison.json").read_bytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, Path]:
+    """Two algorithms over two seeds, in processes: the directory, what was said, the ledger."""
+    place = tmp_path_factory.mktemp("compared")
+    command = [sys.executable, "-m", "fedveil", "compare", *map(str, TWO), "--seeds", "2"]
+    environment = {**os.environ, "FEDVEIL_LEDGER": str(place / "l.sqlite")}
+    done = subprocess.run(
+        [*command, "--out", str(place / "c")], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return place / "c", done.stdout, place / "l.sqlite"
+
+
+def test_every_run_is_an_ordinary_one_and_equals_fedveil_train(
+    compared: tuple[Path, str, Path], run: Run, tmp_path: Path
+) -> None:
+    directory, _, _ = compared
+    names = {path.name for path in directory.iterdir() if path.is_dir()}
+    assert names == {f"{a}-s{s}" for a in ("dp_fedavg", "dp_norm_fedavg") for s in (0, 1)}
+    assert all(listed(directory / name).state == "finished" for name in names)
+    well(run("train", "--algorithm", "dp_fedavg", *SMALL, "--seed", 1, "--out", "alone"))
+    mine = (tmp_path / "alone" / "checkpoint.safetensors").read_bytes()
+    assert (directory / "dp_fedavg-s1" / "checkpoint.safetensors").read_bytes() == mine
+
+
+def test_members_share_split_and_first_model_and_no_noise(
+    compared: tuple[Path, str, Path],
+) -> None:
+    directory, _, where = compared
+    ledger = Ledger(where)
+    bodies = [stream.body for stream in ledger.streams.values()]
+    assert len({body["fingerprint"] for body in bodies}) == 1
+    assert len({body["stream"] for body in bodies}) == 4
+    ledger.close()
+    recipes = [tomllib.loads((p / "recipe.toml").read_text()) for p in directory.glob("*-s*")]
+    assert len({json.dumps(recipe["data"], sort_keys=True) for recipe in recipes}) == 1
+
+
+def test_the_result_is_written_down_as_agreed(compared: tuple[Path, str, Path]) -> None:
+    directory, _, _ = compared
+    found = result(directory)
+    assert (found["varied"], found["rounds"], found["view"]) == ([], 3, "models")
+    assert found["budget"] is None
+    assert found["selection"] is None
+    first = found["members"][0]
+    assert first["label"] == first["algorithm"] == "dp_fedavg"
+    assert first["runs"] == ["dp_fedavg-s0", "dp_fedavg-s1"]
+    known = [listed(directory / name) for name in first["runs"]]
+    assert first["accuracy"] == [run.accuracy for run in known]
+    assert first["loss"] == [run.loss for run in known]
+    assert first["mean"] == pytest.approx(sum(first["accuracy"]) / 2)
+    assert first["epsilon"] == known[0].epsilon
+    assert [m["best"] for m in found["members"]].count(True) == 1
+    assert {m["significant"] for m in found["members"]} <= {None, True, False}
+
+
+def test_the_table_says_what_looking_costs(compared: tuple[Path, str, Path]) -> None:
+    directory, said, where = compared
+    together = result(directory)["together"]
+    ledger = Ledger(where)
+    account = ledger.accounts()[0]
+    assert together["epsilon"] == pytest.approx(ledger.spent(account, "models", 1e-5))
+    ledger.close()
+    single = result(directory)["members"][0]["epsilon"]
+    assert together["epsilon"] > 1.5 * single
+    assert re.search(r"Together     all 4 runs have spent ε = \S+ at δ = 1e-05 in view", said)
+    assert "costs the ε of all of them together, not that of one run" in said
+    assert "paired t test over seeds" in said
+    assert len(re.findall(r"^run \d/4  ", said, re.M)) == 4
+
+
+def test_a_finished_comparison_plays_nothing_again(
+    compared: tuple[Path, str, Path], run: Run, tmp_path: Path
+) -> None:
+    shutil.copytree(compared[0], tmp_path / "c")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "c").rglob("*.safetensors")}
+    said = well(run("compare", "--resume", "c"))
+    assert "run 1/" not in said
+    assert {p: p.stat().st_mtime_ns for p in before} == before
+    assert json.loads(well(run("compare", "c", "--json"))) == result(tmp_path / "c")
+
+
+class Stop(BaseException):
+    """Like a kill."""
+
+
+def test_half_done_members_go_on_from_their_checkpoints(
+    compared: tuple[Path, str, Path], run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One run is missing, one was stopped early, two are whole: the result is the same."""
+    shutil.copytree(compared[0], tmp_path / "c")
+    whole = result(tmp_path / "c")
+    shutil.rmtree(tmp_path / "c" / "dp_fedavg-s0")
+    shutil.rmtree(tmp_path / "c" / "dp_norm_fedavg-s1")
+    (tmp_path / "c" / "comparison.json").unlink()
+    real = Training.step
+
+    def step(training: Training) -> Record:
+        if training.state.round == 2:
+            raise Stop
+        return real(training)
+
+    begun = ("train", "--algorithm", "dp_norm_fedavg", *SMALL, "--seed", 1, "--ledger", compared[2])
+    with monkeypatch.context() as patch, pytest.raises(Stop):
+        patch.setattr(Training, "step", step)
+        run(*begun, "--checkpoint-every", 1, "--out", "c/dp_norm_fedavg-s1")
+    assert listed(tmp_path / "c" / "dp_norm_fedavg-s1").rounds == 2
+    said = well(run("compare", "--resume", "c", "--jobs", 1, "--ledger", compared[2]))
+    assert len(re.findall(r"^run \d/2  ", said, re.M)) == 2
+    assert result(tmp_path / "c") == whole
+
+
+def test_ctrl_c_leaves_all_resumable(tmp_path: Path, ledger: Path) -> None:
+    command = [
+        sys.executable, "-m", "fedveil", "compare", *map(str, TWO), "--seeds", "1",
+        "--grid", "rounds=4000", "--checkpoint-every", "1", "--jobs", "2",
+        "--out", str(tmp_path / "c"),
+    ]  # fmt: skip
+    environment = {**os.environ, "FEDVEIL_LEDGER": str(ledger)}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        until = time.monotonic() + 120
+        while time.monotonic() < until and not list((tmp_path / "c").glob("*/metrics.parquet")):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        said, problem = process.communicate(timeout=120)
+    assert process.returncode == 130, said + problem
+    assert "fedveil compare --resume" in said
+    found = [listed(path) for path in (tmp_path / "c").glob("*-s0")]
+    assert found
+    assert all(run.state == "stopped" and run.rounds < 4000 for run in found)
+    assert all(m["runs"] == [] for m in result(tmp_path / "c")["members"])
+
+
+# Budgets
+
+
+def with_budget(run: Run, epsilon: float) -> None:
+    well(run("train", "--algorithm", "dp_fedavg", *SMALL, "--seed", 90, "--out", "first"))
+    well(run("budget", "set", "first", "--epsilon", epsilon))
+
+
+def test_where_a_budget_has_no_room_nothing_is_played(
+    run: Run, refused: Refused, tmp_path: Path, ledger: Path
+) -> None:
+    with_budget(run, 0.7)
+    before = Ledger(ledger).head
+    said = refused("compare", *TWO, "--seeds", 3, "--out", "c")
+    assert re.search(r"The budget of 'digits', epsilon = 0.7 .* room for 2 of these 6 runs", said)
+    assert not (tmp_path / "c").exists()
+    assert Ledger(ledger).head == before
+
+
+def test_a_comparison_is_cut_where_that_is_asked_for(
+    run: Run, tmp_path: Path, ledger: Path
+) -> None:
+    with_budget(run, 0.7)
+    outcome = run("compare", *TWO, "--seeds", 3, "--out", "c", "--cut")
+    assert outcome.code == 0, outcome
+    told = re.search(r"A budget stands for these data: (\d) runs, one at a time.", outcome.out)
+    assert told
+    played = [path for path in (tmp_path / "c").iterdir() if path.is_dir()]
+    assert len(played) == int(told[1])
+    assert all(listed(path).state == "finished" for path in played)
+    assert "; with 1 earlier ones on these data, ε = " in outcome.out
+    ledger_now = Ledger(ledger)
+    account = ledger_now.accounts()[0]
+    assert 0.6 < ledger_now.spent(account, "models", 1e-5, 0.7) <= 0.7
+    ledger_now.close()
+
+
+# Private selection
+
+
+def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
+    run: Run, refused: Refused, tmp_path: Path, ledger: Path
+) -> None:
+    said = well(run("compare", *TWO, "--select-privately", "--expect", 3, "--out", "c"))
+    found = result(tmp_path / "c")
+    (chosen,) = found["members"]
+    assert chosen["best"]
+    assert {p.name for p in (tmp_path / "c").iterdir()} == {
+        "comparison.toml", "comparison.json", chosen["runs"][0],
+    }  # fmt: skip
+    kept = tmp_path / "c" / chosen["runs"][0]
+    assert not (kept / "checkpoint.safetensors").exists()
+    priced = found["selection"]
+    assert priced["single"] < priced["epsilon"] < 20
+    assert priced["expected"] == pytest.approx(3)
+    assert "picks" not in json.dumps(found)
+    assert listed(kept).epsilon == chosen["epsilon"] == priced["epsilon"]
+    assert "costs ε = " in (kept / "privacy.txt").read_text()
+    assert "  models" not in (kept / "privacy.txt").read_text()
+    assert "Assumed" in said
+    assert "was selected among several runs" in refused("privacy", kept)
+    ledger_now = Ledger(ledger)
+    (account,) = ledger_now.accounts()
+    (stream,) = ledger_now.of(account)
+    assert len(stream.rounds) == 1
+    assert ledger_now.spent(account, "models", 1e-5) == pytest.approx(priced["epsilon"])
+    ledger_now.close()
+    assert "entries are whole" in well(run("budget", "verify"))
+
+
+def test_a_selection_that_a_budget_has_no_room_for_is_not_begun(
+    run: Run, refused: Refused, tmp_path: Path
+) -> None:
+    with_budget(run, 0.7)
+    said = refused("compare", *TWO, "--select-privately", "--expect", 8, "--out", "c")
+    assert "would bring what is spent on 'digits'" in said
+    assert not list((tmp_path / "c").glob("out-of-sight/draw-*"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        (("--expect", 3), "--expect is about --select-privately"),
+        (("--select-privately", "--expect", 0.5), "must be above 1"),
+        (("--select-privately", "--law", "uniform"), "There is no law 'uniform'"),
+        (("--select-privately", "--law", "poisson", "--eta", 1), "both name a law"),
+        (("--select-privately", "--view", "sum"), "must be private towards view 'models'"),
+        (("--seeds", 0), "no seeds to compare over"),
+        (("--seeds", "many"), "give a number of seeds"),
+        (("--jobs", 0), "at least one run is played"),
+        (("--grid", "clipp=1,2"), "no parameter of dp_fedavg to vary named 'clipp'"),
+        (("--grid", "clip"), "write it as name=value"),
+        (("--grid", "rate=0.1,,0.2"), "values with commas between"),
+        (("--grid", "rate=0.1", "--grid", "rate=0.2"), "names a parameter twice"),
+        (("--resume", "nowhere"), "takes no settings"),
+        (("--grid", "rate=0.1,0.9"), "their own noise comes to epsilon ="),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    refused: Refused, flags: tuple[object, ...], problem: str
+) -> None:
+    assert problem in refused("compare", *TWO, *flags)
+
+
+def test_places_that_are_taken_or_no_comparison(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "mine").write_text("")
+    assert "already holds something" in refused("compare", *TWO, "--out", "c")
+    assert "is not a comparison" in refused("compare", "--resume", "c")
+    assert "Could not read missing.toml" in refused("compare", "missing.toml", *SMALL[:4])
+
+
+# Runs that were played before
+
+
+def test_runs_of_one_recipe_are_one_member(
+    compared: tuple[Path, str, Path], run: Run, refused: Refused, tmp_path: Path
+) -> None:
+    shutil.copytree(compared[0], tmp_path / "c")
+    found = json.loads(well(run("compare", *sorted((tmp_path / "c").glob("*-s*")), "--json")))
+    assert [len(m["runs"]) for m in found["members"]] == [2, 2]
+    known = {m["algorithm"]: m for m in result(tmp_path / "c")["members"]}
+    for member in found["members"]:
+        assert member["mean"] == known[member["algorithm"]]["mean"]
+    one = tmp_path / "c" / "dp_fedavg-s0"
+    assert "name two runs or more" in refused("compare", one)
+    (one / "summary.json").write_text("{")
+    assert "is not what a run saved" in refused("compare", tmp_path / "c" / "dp_fedavg-s1", one)
+    (one / "summary.json").unlink()
+    (tmp_path / "c" / "comparison.toml").unlink()
+    assert "has played 3 of 3 rounds; go on with it" in refused("compare", "c")
+    (one / "recipe.toml").unlink()
+    assert "name two runs or more" in refused("compare", one)
+
+
+def test_runs_on_other_data_or_at_another_budget_are_refused(
+    compared: tuple[Path, str, Path], run: Run, refused: Refused
+) -> None:
+    other = (*SMALL[:3], 30, *SMALL[4:])
+    well(run("train", "--algorithm", "dp_fedavg", *other, "--out", "b"))
+    said = refused("compare", compared[0] / "dp_fedavg-s0", "b")
+    assert "cannot be compared: the data is" in said
+    assert "clients=20" in said
+    assert "clients=30" in said
+    less = ("--dataset", "digits", "--clients", 20, "--rounds", 3, "--noise-multiplier", 5.0)
+    well(run("train", "--algorithm", "dp_fedavg", *less, *SMALL[8:], "--out", "n"))
+    said = refused("compare", compared[0] / "dp_fedavg-s0", "n")
+    assert "their own noise comes to epsilon =" in said
