@@ -8,7 +8,7 @@ from fedveil.diagnosis.run import Run
 CLIPPED = 0.75  # a clip at the median shortens half; three quarters are well beyond that
 VARIED = 3.0  # ninetieth over tenth percentile of norms: above, clients' weights differ as much
 OVERSHOT = 3.0  # median norm over C, or B over c: steps, or all error terms, are off by as much
-ALIGNED = 0.5  # cosine above which successive updates go one way, so that longer steps would do
+ALIGNED = 0.5  # cosine above which one round goes the way of the last, so longer steps would do
 LOOSE = 0.05  # of updates clipped: so few that C bounds nothing
 SLACK = 2.0  # C over the ninetieth percentile of norms: the noise is larger than needed by this
 FELT = 1.0  # signal to noise below which less noise is worth having
@@ -24,7 +24,7 @@ def _clipping(run: Run) -> Numbers | None:
         return None
     low, high = run.quantile(0.1), run.quantile(0.9)
     private = run.recipe.private
-    cosine = run.cosine("late")
+    onward = run.persistence()
     return {
         "clip": clip,
         "clipped": clipped,
@@ -33,7 +33,7 @@ def _clipping(run: Run) -> Numbers | None:
         "low": median if low is None else low,
         "high": median if high is None else high,
         "varied": 1.0 if low is None or high is None else high / max(low, 1e-30),
-        "cosine": 1.0 if cosine is None else cosine,
+        "persistence": 1.0 if onward is None else onward,
         # Noise grows with C, so that of a private run follows the median (Andrew et al. 2021).
         "raise_to": median if private or high is None else high,
     }
@@ -59,7 +59,7 @@ SHORT = Rule(
         n["clipped"] >= CLIPPED
         and n["overshoot"] >= OVERSHOT
         and n["varied"] < VARIED
-        and n["cosine"] >= ALIGNED
+        and n["persistence"] >= ALIGNED
     ),
     lambda n: (
         f"{n['clipped']:.0%} of updates are clipped at C = {figure(n['clip'])}, the median one to "

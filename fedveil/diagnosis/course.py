@@ -14,9 +14,10 @@ from fedveil.parts.bound import Unbounded
 
 GREW = 2.0  # loss at the end over its least: no spread of evaluations doubles a loss
 FELL = 0.05  # of accuracy: a loss that grows while accuracy stays is overconfidence instead
-BACK = -0.2  # cosine below which updates undo the last step, 102° and more
-ONWARD = 0.9  # cosine above which they all repeat it, 26° and less
-ACROSS = 0.15  # |cosine| below which they have nothing in common with it, 81° to 99°
+BACK = -0.5  # cosine below which a round undoes half and more of the last one
+ONWARD = 0.9  # cosine above which it goes the same way, 26° and less
+STILL = 0.9  # late over early norms: a model that has come nearer to its optimum has shorter ones
+ACROSS = 0.15  # |cosine| below which clients have nothing in common, 81° to 99°
 FEW = 8  # rounds of which too little can be said
 
 
@@ -56,31 +57,27 @@ DIVERGED = Rule(
 )
 
 
-def _angles(run: Run) -> Numbers | None:
-    late, early = run.cosine("late"), run.cosine("early")
-    if late is None or early is None or run.rounds < FEW or not _felt(run):
+def _steps(run: Run) -> Numbers | None:
+    onward, early, late = run.persistence(), *_median_norms(run)
+    if onward is None or not early or late is None or run.rounds < FEW or not _felt(run):
         return None
-    clip, norm = run.clip, run.mean("norm") or 0.0
-    cut = clip is not None and (run.mean("shrunk") or 0) >= CLIPPED and norm >= OVERSHOT * clip
-    bare = isinstance(run.recipe.bound, Unbounded)
-    return {
-        "late": late,
-        "early": early,
-        "degrees": math.degrees(math.acos(late)),
-        "early_degrees": math.degrees(math.acos(early)),
-        "cut": float(cut),
-        "bounded": float(not bare),
-        "remembers": float(run.recipe.memory.kept),
-    }
+    clip, clipped = run.clip, run.mean("shrunk") or 0.0
+    cut = clip is not None and clipped >= CLIPPED and late >= OVERSHOT * clip
+    degrees = math.degrees(math.acos(onward))
+    return {"persistence": onward, "degrees": degrees, "shrank": late / early, "cut": float(cut)}
+
+
+def _median_norms(run: Run) -> tuple[float | None, float | None]:
+    return run.mean("norm_median", "early"), run.mean("norm_median", "late")
 
 
 OVERSTEPPED = Rule(
     "steps too long",
-    _angles,
-    lambda n: n["late"] < BACK,
+    _steps,
+    lambda n: n["persistence"] < BACK,
     lambda n: (
-        f"updates point back at {figure(n['degrees'])}° to the last global update: each round "
-        "undoes some of the one before"
+        f"the mean update points back at {figure(n['degrees'])}° to the last global update: each "
+        "round undoes much of the one before"
     ),
     lambda n: "lower the learning rate, the server's or the clients'",
     needs=("cosine",),
@@ -88,21 +85,33 @@ OVERSTEPPED = Rule(
 
 TIMID = Rule(
     "steps too short",
-    _angles,
-    lambda n: n["late"] > ONWARD and not n["cut"],
+    _steps,
+    lambda n: n["persistence"] > ONWARD and n["shrank"] > STILL and not n["cut"],
     lambda n: (
-        f"updates still point the way of the last global update, at {figure(n['degrees'])}° to it"
+        f"every round goes the way of the last, at {figure(n['degrees'])}° to it, and updates are "
+        f"still {n['shrank']:.0%} as long as in the first quarter of the rounds"
     ),
     lambda n: "raise the learning rate, or play more rounds",
     needs=("cosine",),
 )
 
+
+def _angles(run: Run) -> Numbers | None:
+    cosine = run.cosine("early")
+    bare = isinstance(run.recipe.bound, Unbounded)
+    if cosine is None or run.rounds < FEW or not _felt(run):
+        return None
+    if bare or run.recipe.memory.kept or run.recipe.unit == "example":
+        return None
+    return {"cosine": cosine, "degrees": math.degrees(math.acos(cosine))}
+
+
 DISAGREEING = Rule(
     "clients disagree",
     _angles,
-    lambda n: abs(n["early"]) < ACROSS and not n["remembers"] and bool(n["bounded"]),
+    lambda n: abs(n["cosine"]) < ACROSS,
     lambda n: (
-        f"angles to the last global update are near 90° ({figure(n['early_degrees'])}° in the "
+        f"angles to the last global update are near 90° ({figure(n['degrees'])}° in the "
         "first quarter of the rounds): clients disagree"
     ),
     lambda n: "error compensation helps here (fed_alpha_normec)",

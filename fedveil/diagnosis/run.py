@@ -87,15 +87,40 @@ class Run:
         return float(np.median(signal[felt] / noise[felt])) if felt.any() else None
 
     def cosine(self, part: Part) -> float | None:
-        """Mean cosine to the clean part of the last global update.
+        """Mean cosine of clients' updates to the clean part of the last global update."""
+        return self._without_noise(self.mean("cosine", part))
 
-        In many dimensions noise is at right angles to everything: it makes a cosine smaller by the
-        factor ρ/√(1 + ρ²), ρ the signal to noise.
+    def persistence(self, part: Part = "late") -> float | None:
+        """Mean cosine of the mean bounded update to the clean part of the last global update.
+
+        ⟨mean b, e⟩ = mean s_i·‖w_i‖·cos_i, which a round's signal ‖mean b‖ divides. Near 1 the
+        model goes on in one direction, below 0 it goes back and forth.
         """
-        found, ratio = self.mean("cosine", part), self.signal_to_noise
-        if found is None or ratio is None:
-            return found
-        return float(np.clip(found * math.sqrt(1 + ratio**2) / max(ratio, 1e-9), -1, 1))
+        import polars
+
+        if self.clients is None or self.recipe.memory.kept:
+            return None
+        first, last = self._span(part)
+        along = (polars.col("norm") * polars.col("scale") * polars.col("cosine")).sum()
+        rows = self.clients.filter(polars.col("round").is_between(max(first, 1) + 1, last))
+        ratios = []
+        for round, total, count in rows.group_by("round").agg(along, polars.len()).iter_rows():
+            signal = self.rows[round - 1]["signal"]
+            if signal > 0:
+                ratios.append(total / (self._denominator(count) * signal))
+        return self._without_noise(_mean(np.array(ratios)))
+
+    def _denominator(self, came: int) -> float:
+        known = self.population
+        return float(came) if known is None else self.recipe.cohort.expected(known)
+
+    def _without_noise(self, cosine: float | None) -> float | None:
+        """In many dimensions noise is at right angles to everything: it makes a cosine smaller by
+        the factor ρ/√(1 + ρ²), ρ the signal to noise."""
+        ratio = self.signal_to_noise
+        if cosine is None or ratio is None:
+            return cosine
+        return float(np.clip(cosine * math.sqrt(1 + ratio**2) / max(ratio, 1e-9), -1, 1))
 
     def _span(self, part: Part) -> tuple[int, int]:
         count = self.rounds

@@ -48,12 +48,14 @@ def walk_again(
     key: Key,
     team: Team,
 ) -> Walked | None:
-    """α̃_i of a tenth of the cohort; None where it is α_i itself, or has no meaning here.
+    """α̃_i of a tenth of the cohort, of nobody in most rounds; None where it is α_i itself.
 
     It draws from streams of its own, so that nothing else of the round changes.
     """
-    if not isinstance(bound, Clip) or recipe.memory.kept or not _random(recipe) or round % EVERY:
+    if not isinstance(bound, Clip) or recipe.memory.kept or not _random(recipe):
         return None
+    if round % EVERY:
+        return Walked(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64))
     count = min(len(cohort), max(2, math.ceil(SHARE * len(cohort))))
     rng = stream(key, round, "diagnosis: who walks again")
     places = np.sort(rng.choice(len(cohort), size=count, replace=False))
