@@ -17,6 +17,7 @@ from fedveil import budget_cli, runs_cli
 from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
 from fedveil.comparing import command as compare_command
+from fedveil.diagnosis.commands import diagnose
 from fedveil.errors import LostError, UserError
 from fedveil.flags import assignment as _assignment
 from fedveil.flags import given as _given
@@ -136,6 +137,9 @@ def train(
     checkpoint_every: Annotated[
         int | None, typer.Option(help="Rounds between checkpoints; at evaluations if not said.")
     ] = None,
+    diagnostics: Annotated[
+        bool | None, typer.Option(help="Record what is seen of clients; not if noise is secure.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run's directory.")] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Where spending is recorded; FEDVEIL_LEDGER, or your own.")
@@ -174,6 +178,7 @@ def train(
         seed=seed,
         engine=engine,
         checkpoint_every=checkpoint_every,
+        diagnostics=diagnostics,
     )
     if tensorboard is not None:
         refuse_absent()
@@ -287,6 +292,7 @@ compare_command.register(app)
 runs_cli.register(app)
 app.command()(bench)
 app.command()(plan)
+app.command()(diagnose)
 
 
 def _describe(path: Path) -> None:
@@ -325,10 +331,10 @@ def _stated(target: Path) -> tuple[str, Statement]:
             facts = known["privacy"]
             played = max(facts["rounds"], run.rounds_played())
             size = (facts["dimension"], facts["population"], played, facts["delta"])
-            secure = facts["randomness"] == "secure"
+            told = (facts["randomness"] == "secure", facts.get("diagnostics"))
             lost = max(facts["rounds"] - known["rounds"], 0)
         recipe = redrawn(resolve_recipe(read_settings(target / "recipe.toml", {})), lost)
-        return "", statement(recipe, *size, secure)
+        return "", statement(recipe, *size, *told)
     settings = read_settings(target, {})
     refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
     with _getting_ready():

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
+from fedveil.diagnosis.seen import Seen, direction
+from fedveil.diagnosis.walks import walk_again
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
-from fedveil.parts.bound import AdaptiveClip, Bound
+from fedveil.parts.bound import AdaptiveClip, Bound, Clip
 from fedveil.parts.memory import ClientMemory
 from fedveil.parts.server import Tensors
 from fedveil.privacy.norms import Norms
@@ -36,6 +38,7 @@ class State:
     memory: ClientMemory | None = None  # v_i, the clients' side
     threshold: Tensor | None = None  # C_k of an adaptive bound, one number
     taken: Tensor | None = None  # how often each client has taken part, if that is capped
+    moved: Tensor | None = None  # x_k − x_{k−1} of the last release, where diagnostics ask for it
 
     @property
     def model(self) -> Tensor:
@@ -57,6 +60,7 @@ class Info:
     sent: int = 0  # bytes of all messages, as they were packed
     threshold: float | None = None  # the C_k of an adaptive bound
     void: bool = False  # rejected as a whole: too few came for the noise that was promised
+    seen: Seen | None = None  # of each participant, where diagnostics are recorded
 
     @property
     def shrunk(self) -> float:
@@ -87,19 +91,33 @@ def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> 
 
 
 def play_round(
-    recipe: Recipe, state: State, data: Federated, engine: Engine, key: Key, team: Team = ALONE
+    recipe: Recipe,
+    state: State,
+    data: Federated,
+    engine: Engine,
+    key: Key,
+    team: Team = ALONE,
+    diagnostics: bool = False,
 ) -> tuple[State, Info]:
     """x_{k+1} = server(x_k, (Σ q_i + noise) / public denominator).
 
     Randomness comes from streams keyed by (key, round, purpose) and is consumed in client order,
-    so the result depends neither on grouping nor on the engine nor on the number of processes.
+    so the result depends neither on grouping nor on the engine nor on the number of processes,
+    nor on whether diagnostics are recorded.
     """
     cohort = cohort_of(recipe, state, data.clients, key)
     taken = counted(state.taken, cohort)
     if len(cohort) < recipe.least_arrivals(data.clients):
         return void_round(recipe, state, taken, len(cohort))
     total = _sum_of_messages(recipe, state, data, engine, cohort, key, team)
-    return conclude_round(recipe, state, total, len(cohort), data.clients, taken, key)
+    after, info = conclude_round(recipe, state, total, len(cohort), data.clients, taken, key)
+    if not diagnostics:
+        return after, info
+    bound = bound_of(recipe, state)
+    walked = walk_again(recipe, bound, state.x, state.round, data, engine, cohort, key, team)
+    clip = bound.norm if isinstance(bound, Clip) else None
+    seen = Seen(cohort, *total.seen, recipe.memory.kept, clip, walked)
+    return replace(after, moved=after.x - state.x), replace(info, seen=seen)
 
 
 def cohort_of(recipe: Recipe, state: State, population: int, key: Key) -> np.ndarray:
@@ -129,25 +147,27 @@ def conclude_round(
     released = total.released(noise, message)
     mean = (released / denominator).float()
     remembered = state.direction if state.direction is not None else mean
-    direction = recipe.memory.learn(remembered, mean)
-    x, server = recipe.server.step(x, recipe.report.descent(direction, x), state.server, k)
+    descent = recipe.memory.learn(remembered, mean)
+    x, server = recipe.server.step(x, recipe.report.descent(descent, x), state.server, k)
     after = State(
         round=k + 1,
         x=x,
         server=server,
         output=recipe.output.follow(state.output, x, k),
-        direction=direction if recipe.memory.kept else None,
+        direction=descent if recipe.memory.kept else None,
         memory=state.memory,
         threshold=_next_threshold(recipe, state, total, came, population, key),
         taken=taken,
     )
+    norms, scales, _ = total.seen
+    sound = ~norms.isnan()
     signal, added = total.lengths(noise, released, message)
     return after, Info(
         round=k,
         participants=came,
         rejected=total.rejected,
-        norms=torch.cat([torch.empty(0, dtype=torch.float64), *total.norms]),
-        scales=torch.cat([torch.empty(0, dtype=torch.float64), *total.scales]),
+        norms=norms[sound],
+        scales=scales[sound],
         signal=signal / denominator,
         noise=added / denominator,
         sent=total.sent,
@@ -186,7 +206,7 @@ def _next_threshold(
     if not isinstance(recipe.bound, AdaptiveClip) or state.threshold is None:
         return None
     norm = float(state.threshold)
-    short = sum(int((norms <= norm).sum()) for norms in total.norms)
+    short = int((total.seen[0] <= norm).sum())
     rng = stream(key, state.round, "count")
     expected = recipe.cohort.expected(population)
     return torch.tensor([recipe.bound.next(norm, short, came, expected, rng)]).double()
@@ -202,43 +222,44 @@ class Total:
     sum: Tensor
     received: np.ndarray | None = None
     wire: Wire | None = None
-    rejected: int = 0
     sent: int = 0
-    norms: list[Tensor] = field(default_factory=list)
-    scales: list[Tensor] = field(default_factory=list)
+    facts: list[Tensor] = field(default_factory=list)  # [3, messages] each
+
+    @property
+    def seen(self) -> Tensor:
+        """Norm, scale and cosine of every message in order, [3, messages]; the norm of a rejected
+        one is NaN, and so is a cosine that nobody asked for."""
+        return torch.cat([torch.empty(3, 0, dtype=torch.float64), *self.facts], dim=1)
+
+    @property
+    def rejected(self) -> int:
+        """How many updates were not finite."""
+        return int(self.seen[0].isnan().sum())
 
     def add(self, part: Total) -> None:
         """Take in the messages of a group."""
         self.sum += part.sum
         if part.received is not None:
             self.received = part.received + (0 if self.received is None else self.received)
-        self.rejected += part.rejected
         self.sent += part.sent
-        self.norms += part.norms
-        self.scales += part.scales
+        self.facts += part.facts
 
     def add_up(self, team: Team, sends: np.ndarray, mine: slice) -> None:
-        """Become the total of all processes: d numbers, and two for each message.
+        """Become the total of all processes: d numbers, and three for each message.
 
-        What was seen of a message has a place of its own, which only its process fills; NaN for one
-        that was rejected.
+        What was seen of a message has a place of its own, which only its process fills.
         """
         team.add(self.sum)
         if self.wire is not None:
             self.received = np.zeros_like(self.sum) if self.received is None else self.received
             team.add(torch.from_numpy(self.received))
         first, count = int(sends[: mine.start].sum()), int(sends[mine].sum())
-        facts = torch.zeros(2 * int(sends.sum()) + 1, dtype=torch.float64)
+        facts = torch.zeros(3 * int(sends.sum()) + 1, dtype=torch.float64)
         facts[-1] = self.sent
-        seen = facts[:-1].view(2, -1)
-        seen[:, first : first + count] = torch.nan
-        if self.norms:
-            found = torch.stack([torch.cat(self.norms), torch.cat(self.scales)])
-            seen[:, first : first + found.shape[1]] = found
+        everyone = facts[:-1].view(3, -1)
+        everyone[:, first : first + count] = self.seen
         team.add(facts)
-        sound = ~seen[0].isnan()
-        self.norms, self.scales = [seen[0][sound]], [seen[1][sound]]
-        self.rejected, self.sent = int((~sound).sum()), int(facts[-1])
+        self.facts, self.sent = [everyone], int(facts[-1])
 
     def lengths(self, noise: Tensor, released: Tensor, message: Norms) -> tuple[float, float]:
         """‖Σ q_i‖, and how long all noise is that was added to it."""
@@ -279,7 +300,8 @@ def _sum_of_messages(
     wire = recipe.wire(dim, data.clients)
     kind = torch.float64 if wire is None else torch.int64
     total = Total(torch.zeros(dim, dtype=kind), wire=wire)
-    work = _Work(recipe, bound_of(recipe, state), state, engine, key, wire)
+    last = direction(state.moved)
+    work = _Work(recipe, bound_of(recipe, state), state, engine, key, wire, last)
     mine = team.share(workers, data.clients if recipe.memory.kept else None)
     if state.memory is not None:
         state.memory.admit(workers[mine])
@@ -306,11 +328,13 @@ class _Work:
     engine: Engine
     key: Key
     wire: Wire | None
+    last: Tensor | None = None  # the direction of the last global update, if angles are asked for
 
     def messages(self, group: Group, sends: Tensor) -> Total:
         """A group's messages, added up; all of it works, those with `sends` also send."""
         recipe, state = self.recipe, self.state
         updates: Updates = self.engine.updates(state.x, group)
+        cosines = self._cosines(updates, len(group.clients))
         updates = updates.affine(*recipe.report.affine(recipe.local.rate(state.round)), state.x)
         remembered = state.memory[group.clients] if state.memory is not None else None
         if remembered is not None:
@@ -330,10 +354,15 @@ class _Work:
                 state.memory[group.clients] = recipe.memory.learn(
                     remembered, self._as_numbers(quantized)
                 )
-        total.rejected = int((sends & ~sound).sum())
-        total.norms.append(norms[sends & sound])
-        total.scales.append(scales[sends & sound])
+        lengths = torch.where(sound, norms, torch.nan)
+        total.facts.append(torch.stack([lengths, scales, cosines])[:, sends])
         return total
+
+    def _cosines(self, updates: Updates, clients: int) -> Tensor:
+        """cos ∠(y_i − x_k, x_k − x_{k−1}), NaN where there is no angle."""
+        if self.last is None:
+            return torch.full((clients,), torch.nan, dtype=torch.float64)
+        return (updates.dots(self.last) / updates.norms()).clamp(-1, 1)
 
     def _quantized(self, rows: Tensor, clients: np.ndarray) -> Tensor:
         """Each client's message on the grid, if there is one, by a stream of its own."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedveil.data.federated import Examples, Federated
+from fedveil.data.federated import Examples, Federated, Optimum
 from fedveil.errors import UserError, unknown
 from fedveil.models.linear import LinearRegression
 from fedveil.models.start import construct
@@ -122,7 +122,8 @@ def _problem(
     data = Federated(name, inputs, labels, offsets, Examples(inputs, labels), 1, "half_squared")
     solved = _least_squares(data) if optimum is None else torch.from_numpy(optimum)
     start = torch.zeros(dim) if offset is None else (solved + torch.from_numpy(offset)).float()
-    return Problem(name, data, _model(start), start, solved)
+    known = Optimum(solved, _gaps(rows, targets, solved.numpy()))
+    return Problem(name, replace(data, optimum=known), _model(start), start, solved)
 
 
 def _least_squares(data: Federated) -> Tensor:
@@ -130,6 +131,15 @@ def _least_squares(data: Federated) -> Tensor:
     roots = _weights(data).sqrt()
     rows = (roots[:, None] * data.inputs[:].double()).numpy()
     return torch.from_numpy(np.linalg.lstsq(rows, (roots * data.labels[:]).numpy(), rcond=None)[0])
+
+
+def _gaps(rows: _Array, targets: _Array, optimum: _Array) -> Tensor:
+    """Δ_i* = f_i(x*) − min f_i, [clients]."""
+    own = [np.linalg.lstsq(*pair, rcond=None)[0] for pair in zip(rows, targets, strict=True)]
+    places = np.stack([np.broadcast_to(optimum, (len(rows), len(optimum))), np.stack(own)])
+    residuals = np.einsum("ijd,sid->sij", rows, places) - targets
+    losses = 0.5 * np.square(residuals).mean(axis=2)
+    return torch.from_numpy(losses[0] - losses[1])
 
 
 def _weights(data: Federated) -> Tensor:

@@ -131,7 +131,8 @@ class Reception:
         came = len(self._in_sum)
         if came < self._recipe.least_arrivals(self._population):
             return void_round(self._recipe, self._state, taken, came)
-        self._total.rejected = len(self._sent - self._in_sum)
+        rejected = len(self._sent - self._in_sum)
+        self._total.facts.append(torch.full((3, rejected), torch.nan, dtype=torch.float64))
         return conclude_round(
             self._recipe, self._state, self._total, came, self._population, taken, self._key
         )
@@ -172,8 +173,9 @@ class Reception:
         limit = self._message.l2
         scale = torch.ones_like(norm) if norm <= limit else Clip(limit).scale(norm)
         self._total.sum += vector.mul(scale.float()).double()
-        self._total.norms.append(norm[None])
-        self._total.scales.append(scale[None])
+        self._total.facts.append(
+            torch.stack([norm, scale, torch.full_like(norm, torch.nan)])[:, None]
+        )
 
     def _add_levels(self, levels: np.ndarray) -> None:
         """Whole steps: bounded again, or, where they carry noise, kept within its reach."""

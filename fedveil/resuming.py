@@ -44,12 +44,13 @@ def due(training: Training, record: Record) -> bool:
 
 
 def checkpoint(training: Training, directory: RunDirectory) -> None:
-    """The ledger's position, then metrics, then the state: each may be ahead of the next one."""
+    """The ledger's position, metrics, clients, the state: each may be ahead of the next one."""
     training.team.lead("gather", training.state.x)
     training.team.gather(training.state.memory)
     if training.session is not None:
         directory.save_trace(training.session.trace())
     directory.save_metrics([asdict(record) for record in training.records])
+    training.participants.save(directory)
     directory.save_checkpoint(training.state, training.identity)
 
 

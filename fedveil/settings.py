@@ -67,6 +67,7 @@ class Settings(BaseModel):
     engine_reason: str = ""  # why a run took its engine; kept when it is resumed
     evaluate_every: int | None = None
     checkpoint_every: int | None = Field(default=None, ge=1)  # rounds; None: at every evaluation
+    diagnostics: bool | None = None  # recorded or not; None: unless noise is secure
     recipe: dict[str, Any] | None = None  # resolved; used instead of algorithm and parameters
 
 
@@ -215,6 +216,7 @@ def prepare(
         noise=settings.noise,
         per_round=settings.per_round,
         team=team or ALONE,
+        diagnostics=settings.diagnostics,
     )
     prepared.engine_reason = settings.engine_reason or prepared.engine_reason
     prepared.checkpoint_every = settings.checkpoint_every or 0

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +36,7 @@ from fedveil.recipe import Recipe, View
 from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
 from fedveil.runs.codec import to_plain
 from fedveil.runs.directory import RunDirectory, refuse_taken
+from fedveil.runs.participants import Participants
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
 
 __all__ = ["Record", "Result", "Training", "checkpoint", "finish", "prepare", "restore", "train"]
@@ -61,6 +62,19 @@ class Record:
     loss: float | None = None
     accuracy: float | None = None
     epsilon: float | None = None
+    # Diagnostics (docs/diagnosis.md), where they are recorded and mean something.
+    norm_median: float | None = None  # of ‖w_i‖ before the bound
+    norm_deviation: float | None = None
+    cosine: float | None = None  # mean cos ∠(y_i − x_k, x_k − x_{k−1})
+    bias_own: float | None = None  # mean |α_i − α̃_i|
+    bias_shared: float | None = None  # mean |α̃_i − ᾱ|
+    incremental_norm: float | None = None  # mean Ψ_i
+    second_moment: float | None = None  # B
+    memory_error: float | None = None  # mean ‖u_i − v_i‖
+    heterogeneity: float | None = None  # mean Δ_i*
+    distance: float | None = None  # ‖x − x*‖ after the round
+    position_0: float | None = None  # x itself in two dimensions
+    position_1: float | None = None
 
 
 @dataclass
@@ -86,6 +100,8 @@ class Training:
     checkpoint_every: int = 0  # rounds; 0 for whenever the run is evaluated
     session: Session | None = None  # with the ledger
     entered: Entered | None = None  # when the ledger was asked
+    diagnostics: bool = False  # whether what is seen of clients is recorded
+    participants: Participants = field(default_factory=Participants)
 
     def enrol(
         self, ledger: Path | None = None, saved: bool = False, trace: Trace | None = None
@@ -112,12 +128,15 @@ class Training:
         self.state = state  # published: from here on it can be seen
         record = self._record(info, time.perf_counter() - started)
         self.records.append(record)
+        self.participants.add(record.round, info.seen)
         charging.commit(self, info.round, released)
         return record
 
     def _play(self) -> tuple[State, Info]:
         """This process's part of one round."""
-        return play_round(self.recipe, self.state, self.data, self.engine, self.key, self.team)
+        return play_round(
+            self.recipe, self.state, self.data, self.engine, self.key, self.team, self.diagnostics
+        )
 
     @property
     def finished(self) -> bool:
@@ -139,6 +158,7 @@ class Training:
             played if rounds is None else rounds,
             self.delta,
             isinstance(self.key, SecretKey),
+            self.diagnostics,
         )
 
     def _record(self, info: Info, seconds: float) -> Record:
@@ -146,12 +166,26 @@ class Training:
         record = Record(
             done, info.participants, info.rejected, info.norm, info.shrunk,
             info.signal, info.noise, seconds, info.sent, info.threshold, info.void,
+            **self._diagnosed(info),
         )  # fmt: skip
         if done % self.evaluate_every and done != self.rounds:
             return record
         loss, accuracy = self.task.evaluate(self.state.model, self.data.test)
         epsilon = self.guarantee().epsilon if self.recipe.private else None
-        return Record(**{**asdict(record), "loss": loss, "accuracy": accuracy, "epsilon": epsilon})
+        return replace(record, loss=loss, accuracy=accuracy, epsilon=epsilon)
+
+    def _diagnosed(self, info: Info) -> dict[str, float | None]:
+        """What was seen of the clients, and where the model is, if the optimum is known."""
+        if not self.diagnostics:
+            return {}
+        x, optimum = self.state.x, self.data.optimum
+        found = {} if info.seen is None else info.seen.summary()
+        if optimum is not None and optimum.x.shape == x.shape:
+            found["heterogeneity"] = float(optimum.gaps.mean())
+            found["distance"] = float((x.double() - optimum.x).norm())
+        if len(x) == 2:
+            found["position_0"], found["position_1"] = x.tolist()
+        return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -217,10 +251,12 @@ def prepare(
     noise: Literal["seeded", "secure"] = "seeded",
     per_round: bool = False,
     team: Team = ALONE,
+    diagnostics: bool | None = None,
 ) -> Training:
     """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0.
 
     With per_round the budget is that of a single round; what all of them cost is reported.
+    Diagnostics are recorded unless noise is secure; they are private data (docs/diagnosis.md).
     """
     _check_arguments(recipe, data, rounds, evaluate_every)
     if noise not in ("seeded", "secure"):
@@ -268,6 +304,7 @@ def prepare(
         evaluate_every=evaluate_every or math.ceil(rounds / EVALUATIONS),
         team=team,
         fingerprint=fingerprint,
+        diagnostics=noise != "secure" if diagnostics is None else diagnostics,
     )
 
 
@@ -287,6 +324,7 @@ def train(
     per_round: bool = False,
     checkpoint_every: int | None = None,
     ledger: str | Path | None = None,
+    diagnostics: bool | None = None,
 ) -> Result:
     """Train under (ε, δ), or with the recipe's own noise, whose ε is then reported.
 
@@ -296,7 +334,7 @@ def train(
     """
     training = prepare(
         recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every,
-        noise=noise, per_round=per_round,
+        noise=noise, per_round=per_round, diagnostics=diagnostics,
     )  # fmt: skip
     training.checkpoint_every = checked_every(checkpoint_every)
     place = None if save is None else refuse_taken(Path(save))
@@ -328,6 +366,8 @@ def finish(
                 watch(training, record)
             if directory is not None and due(training, record):
                 checkpoint(training, directory)
+            elif directory is not None and training.participants.crowded:
+                training.participants.save(directory)
         result = conclude(training, directory)
         if training.session is not None:
             said = result.guarantee
@@ -422,13 +462,18 @@ def _check_fit(task: Task, data: Federated) -> None:
 
 def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:
     """recipe.toml of a run started from Python: all but the data, which it cannot name."""
+    from fedveil import __version__
+
+    secure = isinstance(training.key, SecretKey)
     return {
+        "fedveil": __version__,
         "rounds": training.rounds,
         "seed": training.seed,
         "delta": training.delta,
         "engine": training.engine.name,
         "evaluate_every": training.evaluate_every,
-        "noise": "secure" if isinstance(training.key, SecretKey) else "seeded",
+        "noise": "secure" if secure else "seeded",
+        **({"diagnostics": training.diagnostics} if training.diagnostics == secure else {}),
         **({"checkpoint_every": training.checkpoint_every} if training.checkpoint_every else {}),
         **({"epsilon": training.budget.epsilon} if training.budget else {}),
         **({"model": model} if isinstance(model, str) else {}),

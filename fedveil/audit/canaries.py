@@ -217,6 +217,12 @@ class _Mixed:
         self.engine.others += others
         return others + self.canary.weighted_sum(scale[self.mask])
 
+    def dots(self, vector: Tensor) -> Tensor:
+        """Each kind's own."""
+        dots = torch.empty(len(self.mask), dtype=torch.float64)
+        dots[~self.mask], dots[self.mask] = self.real.dots(vector), self.canary.dots(vector)
+        return dots
+
     def rows(self) -> Tensor:
         """Each kind's own."""
         real, canary = self.real.rows(), self.canary.rows()

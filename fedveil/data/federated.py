@@ -79,6 +79,17 @@ class Dataset:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Optimum:
+    """x*, the minimizer of the mean client loss, and Δ_i* = f_i(x*) − min f_i of each client.
+
+    Das et al. 2022, Definition 1. Known for constructed problems (problems.py).
+    """
+
+    x: Tensor  # [d], float64
+    gaps: Tensor  # [clients], float64
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Federated:
     """Training examples lying client after client; client i owns [offsets[i], offsets[i+1])."""
@@ -93,6 +104,7 @@ class Federated:
     unit: str = "client"
     notes: tuple[str, ...] = ()
     encoder: str | None = None
+    optimum: Optimum | None = None
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -153,7 +165,7 @@ class Federated:
     def by_example(self) -> Federated:
         """The same data with every example a population member of its own (unit: example)."""
         offsets = torch.arange(len(self.labels) + 1)
-        return replace(self, offsets=offsets, unit="example")
+        return replace(self, offsets=offsets, unit="example", optimum=None)
 
 
 def blocks(offsets: np.ndarray, examples: int) -> Iterator[tuple[int, int]]:

@@ -66,7 +66,8 @@ class FactoredEngine:
             for layer in work.layers.values():
                 layer.absorb(pace)
             pace.advance()
-        return FactoredUpdates(tuple(_stores(work, start, pace)), len(group.clients))
+        sizes = [leaf.numel() for leaf in start.values()]
+        return FactoredUpdates(tuple(_stores(work, start, pace)), sizes, len(group.clients))
 
     def _differentiate(
         self, work: _Group, pace: Pace, inputs: Tensor, labels: Tensor, weights: Tensor
@@ -349,15 +350,27 @@ def _stores(work: _Group, start: Parameters, pace: Pace) -> Iterator[Store]:
 class FactoredUpdates:
     """The differences y_i − x, parameter by parameter, times a number."""
 
-    def __init__(self, stores: tuple[Store, ...], clients: int, scale: float = 1.0) -> None:
-        self._stores, self._clients, self._scale = stores, clients, scale
+    def __init__(
+        self, stores: tuple[Store, ...], sizes: list[int], clients: int, scale: float = 1.0
+    ) -> None:
+        self._stores, self._sizes, self._clients, self._scale = stores, sizes, clients, scale
+        self._lengths: Tensor | None = None  # ‖Δ_i‖, once somebody has asked
 
     def norms(self) -> Tensor:
         """√Σ‖Δ_i‖² over the parameters, in float64."""
-        squares = torch.zeros(self._clients, dtype=torch.float64)
-        for store in self._stores:
-            squares += store.squares()
-        return squares.sqrt() * abs(self._scale)
+        if self._lengths is None:
+            squares = torch.zeros(self._clients, dtype=torch.float64)
+            for store in self._stores:
+                squares += store.squares()
+            self._lengths = squares.sqrt()
+        return self._lengths * abs(self._scale)
+
+    def dots(self, vector: Tensor) -> Tensor:
+        """Σ over the parameters, through whatever holds them."""
+        found = torch.zeros(self._clients, dtype=torch.float64)
+        for store, part in zip(self._stores, vector.split(self._sizes), strict=True):
+            found += store.dots(part)
+        return found * self._scale
 
     def weighted_sum(self, scale: Tensor) -> Tensor:
         """Σ scale_i·u_i over the reports whose scale is not 0."""
@@ -373,5 +386,8 @@ class FactoredUpdates:
     def affine(self, scale: float, share: float, x: Tensor) -> Updates:
         """Scaled as they are; written out where a share of x is added."""
         if share == 0.0:
-            return FactoredUpdates(self._stores, self._clients, self._scale * scale)
+            scale *= self._scale
+            scaled = FactoredUpdates(self._stores, self._sizes, self._clients, scale)
+            scaled._lengths = self._lengths
+            return scaled
         return DenseUpdates(self.rows()).affine(scale, share, x)

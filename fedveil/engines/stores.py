@@ -89,6 +89,9 @@ class Store(Protocol):
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """Σ scale_i·Δ_i over the clients that are used, flat."""
 
+    def dots(self, vector: Tensor) -> Tensor:
+        """⟨Δ_i, vector⟩, [clients]; the vector is flat."""
+
     def rows(self) -> Tensor:
         """Δ_i written out, [clients, numbers]."""
 
@@ -156,6 +159,10 @@ class Rows:
         """One matrix-vector product."""
         return scale @ (self.moved if len(used) == len(self.moved) else self.moved[used])
 
+    def dots(self, vector: Tensor) -> Tensor:
+        """One matrix-vector product."""
+        return self.moved @ vector
+
     def rows(self) -> Tensor:
         """As they are held."""
         return self.moved
@@ -176,6 +183,12 @@ class Reordered:
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """The sum alone is put in order."""
         return self.held.weighted_sum(scale, used).reshape(self.shape).permute(self.order).flatten()
+
+    def dots(self, vector: Tensor) -> Tensor:
+        """The vector alone is put in order."""
+        seen = vector.reshape([self.shape[axis] for axis in self.order])
+        back = sorted(range(len(self.order)), key=self.order.__getitem__)
+        return self.held.dots(seen.permute(back).flatten())
 
     def rows(self) -> Tensor:
         """In the module's order."""
@@ -297,6 +310,13 @@ class Factors:
             summed.add_(self.shared, alpha=decayed)
         return summed.flatten()
 
+    def dots(self, vector: Tensor) -> Tensor:
+        """⟨G_i, A_i·Vᵀ⟩ + γ_i·⟨W, V⟩: no row is written out."""
+        a, g = self.scaled()
+        seen = vector.view_as(self.shared)
+        found = ((a @ seen.T) * g).sum(dim=(1, 2))
+        return found if self.gamma is None else found + self.gamma * (self.shared * seen).sum()
+
     def rows(self) -> Tensor:
         """Multiplied out."""
         a, g = self.scaled()
@@ -321,6 +341,10 @@ class Decayed:
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """W, once."""
         return (self.shared * float(scale @ self.gamma[used])).flatten()
+
+    def dots(self, vector: Tensor) -> Tensor:
+        """γ_i·⟨W, V⟩."""
+        return self.gamma * (self.shared.flatten() @ vector)
 
     def rows(self) -> Tensor:
         """Multiplied out."""

@@ -27,6 +27,9 @@ class Updates(Protocol):
     def weighted_sum(self, scale: Tensor) -> Tensor:
         """Σ scale_i·u_i, [dim]; a report of scale 0 is left out, whatever it holds."""
 
+    def dots(self, vector: Tensor) -> Tensor:
+        """⟨u_i, vector⟩ in float64, [clients]; as exact as products of float32 numbers are."""
+
     def rows(self) -> Tensor:
         """The reports themselves, [clients, dim]."""
 
@@ -69,6 +72,10 @@ class DenseUpdates:
         if bool(used.all()):
             return scale.float() @ self._rows
         return scale[used].float() @ self._rows[used]
+
+    def dots(self, vector: Tensor) -> Tensor:
+        """One matrix-vector product."""
+        return (self._rows @ vector).double()
 
     def rows(self) -> Tensor:
         """As held."""

@@ -107,6 +107,7 @@ class Statement:
     dim: int
     guarantees: tuple[Guarantee, ...]  # one for each view, in the order of VIEWS
     secure: bool | None = False  # None where no run is spoken of
+    diagnostics: bool | None = None  # whether a run has recorded them; None where none is spoken of
 
     @property
     def main(self) -> Guarantee:
@@ -129,6 +130,8 @@ class Statement:
         yield "Released", self._released()
         yield "Sampling", self._sampling()
         yield "Noise", self._noise() + self._randomness()
+        if self.diagnostics is not None:
+            yield "Diagnostics", self._diagnostics(self.diagnostics)
         if self.bits is not None:
             yield "Messages", f"{self.bits} bits a coordinate, {self.message_bytes:,} bytes each"
         yield "Accounted", _accountant()
@@ -155,6 +158,7 @@ class Statement:
             "bits_per_coordinate": self.bits,
             "bytes_per_message": self.message_bytes,
             "randomness": {None: None, True: "secure", False: "seeded"}[self.secure],
+            "diagnostics": self.diagnostics,
             "accountant": _accountant(),
             "statement": {label.strip(): text for label, text in self.entries()},
         }
@@ -229,6 +233,15 @@ class Statement:
         if self.secure:
             return "; drawn from the operating system's randomness by ChaCha20, as whole numbers."
         return "; simulated: who knows the seed can recompute it."
+
+    @staticmethod
+    def _diagnostics(recorded: bool) -> str:
+        if not recorded:
+            return "not recorded; the round means in metrics.parquet are private data all the same."
+        return (
+            "recorded: norm and angle of every update of a client in metrics.parquet and "
+            "clients.parquet; they are private data, which no ε covers, and not to be released."
+        )
 
     def _assumptions(self) -> Iterator[str]:
         yield "every message is bounded as the recipe says, by its client or by who receives it"
@@ -329,10 +342,11 @@ def statement(
     rounds: int,
     delta: float,
     secure: bool | None = False,
+    diagnostics: bool | None = None,
 ) -> Statement:
     """The statement of a recipe with settled noise after so many rounds."""
     views = tuple(guarantee(recipe, dim, population, rounds, delta, view) for view in VIEWS)
-    return Statement(recipe, dim, views, secure)
+    return Statement(recipe, dim, views, secure, diagnostics)
 
 
 def _reason(event: events.Release) -> str:

@@ -182,7 +182,7 @@ class RunDirectory:
     def save_checkpoint(self, state: State, identity: str = "") -> None:
         """checkpoint.safetensors, after the client memory it refers to; `identity` is the run's."""
         if state.memory is not None:
-            self._write(self._memory(state.round).name, state.memory.save)
+            self.write(self._memory(state.round).name, state.memory.save)
         digest = _digest(_tensors(state))
         if state.memory is not None:
             digest += _file_digest(self._memory(state.round))
@@ -231,6 +231,7 @@ class RunDirectory:
             memory=state.memory,
             threshold=tensors.get("threshold"),
             taken=tensors.get("taken"),
+            moved=tensors.get("moved"),
         )
 
     def _memory(self, round: int) -> Path:
@@ -245,9 +246,10 @@ class RunDirectory:
         self._save(name, save(own, metadata))
 
     def _save(self, name: str, data: bytes) -> None:
-        self._write(name, lambda path: path.write_bytes(data))
+        self.write(name, lambda path: path.write_bytes(data))
 
-    def _write(self, name: str, write: Callable[[Path], Any]) -> None:
+    def write(self, name: str, write: Callable[[Path], Any]) -> None:
+        """Have a file written beside its place, and move it there when it is complete."""
         partial = self.path / f".{name}.partial"
         with saving(self.path):
             try:
@@ -327,6 +329,7 @@ def _tensors(state: State) -> dict[str, Tensor]:
     named |= {f"server.{name}": leaf for name, leaf in state.server.items()}
     named |= {f"output.{name}": leaf for name, leaf in state.output.items()}
     kept = {"direction": state.direction, "threshold": state.threshold, "taken": state.taken}
+    kept["moved"] = state.moved
     return named | {name: leaf for name, leaf in kept.items() if leaf is not None}
 
 

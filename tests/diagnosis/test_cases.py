@@ -1,0 +1,231 @@
+"""Small runs with one planted cause each: it is named, alone, and the advice makes them better."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedveil import algorithms
+from fedveil.data.catalog import load
+from fedveil.data.federated import Federated
+from fedveil.data.partition import Iid, Shards
+from fedveil.diagnosis.diagnose import RULES, diagnose
+from fedveil.diagnosis.rule import Finding
+from fedveil.problems import Problem, heterogeneous_quadratic
+from fedveil.recipe import Recipe
+from fedveil.training import Result, train
+
+DIGITS = load("digits")
+ALIKE = DIGITS.split(Iid(60))  # every client has a bit of everything
+APART = DIGITS.split(Shards(60, 1))  # every client has one class
+QUADRATIC = heterogeneous_quadratic(12, 5, seed=1)  # curvatures from 1/2 to 2
+
+
+def scaled() -> Federated:
+    """Clients whose inputs are of very different length."""
+    inputs = ALIKE.inputs[:].clone()
+    for client, start in enumerate(ALIKE.offsets[:-1].tolist()):
+        inputs[start : int(ALIKE.offsets[client + 1])] *= 0.1 if client % 2 else 1.5
+    return replace(ALIKE, inputs=inputs)
+
+
+def broken() -> Federated:
+    """One client whose numbers overflow."""
+    inputs = ALIKE.inputs[:].clone()
+    inputs[: int(ALIKE.offsets[1])] = 1e38
+    return replace(ALIKE, inputs=inputs)
+
+
+def clipped(clip: float, **more: Any) -> Recipe:
+    settings = {"rate": 0.5, "learning_rate": 0.5, "steps": 5, "noise_multiplier": 0.3} | more
+    return algorithms.dp_fedavg(clip=clip, **settings)
+
+
+def normalized(**more: Any) -> Recipe:
+    settings = {"rate": 0.5, "learning_rate": 0.5, "steps": 5, "noise_multiplier": 0.3} | more
+    return algorithms.dp_norm_fedavg(**settings)
+
+
+def remembering(beta: float) -> Recipe:
+    return algorithms.fed_alpha_normec(
+        learning_rate=0.5, beta=beta, alpha=0.1, noise_multiplier=0.01
+    )
+
+
+def averaged(**more: Any) -> Recipe:
+    return algorithms.fedavg(**{"learning_rate": 0.5, "steps": 5} | more)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cause, the rule that names it, and the recipe that follows its advice."""
+
+    rule: str
+    recipe: Recipe
+    followed: Callable[[Finding], Recipe]
+    data: Federated | Problem = ALIKE
+    rounds: int = 24
+    epsilon: float | None = None
+    healed: Federated | None = None  # where the advice is about the data
+
+
+CASES = {
+    "small C": Case(
+        "C too small", clipped(0.05), lambda found: clipped(found.numbers["raise_to"])
+    ),
+    "small C, faster server": Case(
+        "C too small", clipped(0.05),
+        lambda found: clipped(0.05, server_rate=0.5 * found.numbers["overshoot"]),
+    ),
+    "large C": Case(
+        "C too large", clipped(40.0), lambda found: clipped(found.numbers["lower_to"])
+    ),
+    "uneven norms, larger C": Case(
+        "clipping bias", clipped(0.1), lambda found: clipped(found.numbers["raise_to"]), scaled()
+    ),
+    "uneven norms, normalized": Case(
+        "clipping bias", clipped(0.1, noise_multiplier=0.05, server_rate=0.1),
+        lambda found: normalized(noise_multiplier=0.05, server_rate=0.1), scaled(),
+    ),
+    "few for the noise": Case(
+        "too much noise for the dimension", clipped(1.0, rate=0.1, noise_multiplier=None),
+        lambda found: clipped(1.0, rate=1.0, noise_multiplier=None), epsilon=8.0,
+    ),
+    "noise on what cancels": Case(
+        "too much noise", normalized(rate=0.9, noise_multiplier=1.0),
+        lambda found: normalized(rate=0.9, noise_multiplier=0.2), APART,
+    ),
+    "clients apart": Case(
+        "clients disagree", algorithms.clipped_fedavg(clip=0.5, learning_rate=0.2, steps=1),
+        lambda found: algorithms.fed_alpha_normec(
+            learning_rate=0.2, beta=0.5, alpha=0.1, noise_multiplier=1e-6
+        ),
+        QUADRATIC, 60,
+    ),
+    "rate beyond stability": Case(
+        "diverging", algorithms.fedavg(learning_rate=2.2, steps=1),
+        lambda found: algorithms.fedavg(learning_rate=0.5, steps=1), QUADRATIC,
+    ),
+    "rate at the edge": Case(
+        "steps too long", algorithms.fedavg(learning_rate=1.55, steps=1),
+        lambda found: algorithms.fedavg(learning_rate=0.8, steps=1), QUADRATIC,
+    ),
+    "small rate": Case(
+        "steps too short", averaged(learning_rate=0.002), lambda found: averaged(learning_rate=0.2)
+    ),
+    "two clients": Case(
+        "too few clients", averaged(clients=2, steps=10),
+        lambda found: averaged(clients=10, steps=10), APART,
+    ),
+    "one broken client": Case(
+        "rejected updates", averaged(), lambda found: averaged(), broken(), healed=ALIKE
+    ),
+    "clients run out": Case(
+        "missing clients", clipped(1.0, cap=3), lambda found: clipped(1.0, cap=24)
+    ),
+    "small beta": Case(
+        "memory error does not shrink", remembering(0.002),
+        lambda found: remembering(found.numbers["raise_to"]),
+    ),
+    "examples cut short": Case(
+        "clipping bias of examples",
+        algorithms.dp_sgd(clip=0.02, rate=0.2, noise_multiplier=0.5),
+        lambda found: algorithms.dp_sgd(
+            clip=found.numbers["raise_to"], rate=0.2, noise_multiplier=0.5
+        ),
+    ),
+}  # fmt: skip
+
+HEALTHY: dict[str, tuple[Recipe, Federated]] = {
+    "fedavg": (averaged(), ALIKE),
+    "fedavg, apart": (averaged(), APART),
+    "fedavg, some": (averaged(clients=20), DIGITS.split(Shards(60, 3))),
+    "clip": (clipped(1.0), ALIKE),
+    "clip, batches": (clipped(0.7, batch=4), ALIKE),
+    "normalize": (normalized(), ALIKE),
+    "adaptive": (
+        algorithms.dp_fedavg_adaptive(
+            rate=0.5, learning_rate=0.5, steps=5, noise_multiplier=0.3
+        ),
+        ALIKE,
+    ),
+    "memory": (remembering(0.5), ALIKE),
+    "memory, apart": (remembering(0.5), APART),
+    "examples": (algorithms.dp_sgd(clip=0.3, rate=0.2, noise_multiplier=0.5), ALIKE),
+}  # fmt: skip
+
+
+def trained(case: Case, recipe: Recipe, path: Path, data: Federated | Problem) -> Result:
+    known = isinstance(data, Problem)
+    return train(
+        recipe,
+        data.data if known else data,
+        data.model if known else "softmax",
+        rounds=case.rounds,
+        epsilon=case.epsilon,
+        evaluate_every=case.rounds // 3,
+        save=path,
+        engine="factored",
+    )
+
+
+def badness(result: Result, data: Federated | Problem) -> float:
+    """Distance to the optimum where it is known, else the test loss."""
+    distance = result.records[-1].distance
+    return result.loss if distance is None else distance
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_planted_cause_is_named_alone_and_its_advice_helps(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    result = trained(case, case.recipe, tmp_path / "run", case.data)
+    found = diagnose(tmp_path / "run")
+    assert [finding.rule for finding in found.wrong] == [case.rule], found.findings
+    data = case.healed or case.data
+    better = trained(case, case.followed(found.wrong[0]), tmp_path / "better", data)
+    assert not badness(better, data) >= 0.97 * badness(result, case.data)
+    after = [finding.rule for finding in diagnose(tmp_path / "better").wrong]
+    assert case.rule not in after
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_where_nothing_is_wrong(name: str, tmp_path: Path) -> None:
+    recipe, data = HEALTHY[name]
+    train(recipe, data, rounds=24, evaluate_every=8, save=tmp_path, engine="factored")
+    found = diagnose(tmp_path)
+    assert found.wrong == (), found.wrong
+    assert found.unjudged == ()
+
+
+def test_rounds_that_were_void(tmp_path: Path) -> None:
+    """Seven of twelve must come, and a coin decides for each."""
+    blobs = replace(ALIKE, offsets=ALIKE.offsets[:13], inputs=ALIKE.inputs[: ALIKE.offsets[12]],
+                    labels=ALIKE.labels[: ALIKE.offsets[12]])  # fmt: skip
+
+    def recipe(rate: float) -> Recipe:
+        return algorithms.dp_norm_fedavg_secagg(
+            rate=rate, honest=7, sigma=1.0, support=12, steps=1, learning_rate=0.5
+        )
+
+    for rate, rules in ((0.55, True), (0.95, False)):
+        train(recipe(rate), blobs, rounds=10, evaluate_every=10, save=tmp_path / f"{rate}")
+        found = [finding.rule for finding in diagnose(tmp_path / f"{rate}").wrong]
+        assert ("void rounds" in found) == rules
+
+
+def test_unserved_clients_are_worth_knowing_but_not_wrong(tmp_path: Path) -> None:
+    train(averaged(clients=6, learning_rate=0.2), ALIKE, rounds=3, save=tmp_path)
+    (finding,) = diagnose(tmp_path).findings
+    assert (finding.rule, finding.wrong) == ("unserved clients", False)
+    heard = torch.tensor([float(finding.numbers["population"] - finding.numbers["unserved"])])
+    assert 6 <= float(heard) <= 18
+
+
+def test_every_rule_has_a_case() -> None:
+    tested = {case.rule for case in CASES.values()} | {"void rounds", "unserved clients"}
+    assert {rule.name for rule in RULES} == tested
