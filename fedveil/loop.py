@@ -116,7 +116,8 @@ def play_round(
     bound = bound_of(recipe, state)
     walked = walk_again(recipe, bound, state.x, state.round, data, engine, cohort, key, team)
     clip = bound.norm if isinstance(bound, Clip) else None
-    seen = Seen(cohort, *total.seen, recipe.memory.kept, clip, walked)
+    norms, scales, cosines = total.seen
+    seen = Seen(cohort, norms, scales, cosines, recipe.memory.kept, clip, walked)
     return replace(after, moved=after.x - state.x), replace(info, seen=seen)
 
 
