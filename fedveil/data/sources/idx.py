@@ -15,7 +15,7 @@ import numpy as np
 from fedveil.errors import UserError
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-MAX_BYTES = 2**30  # the largest known IDX file, EMNIST byclass, has 5.5e8
+MAX_BYTES = 2**31  # the largest known IDX file, EMNIST byclass, has 5.5e8
 _CHUNK = 2**20
 
 
