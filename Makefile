@@ -35,7 +35,7 @@ guard: setup
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt scripts/setup
+$(READY): pyproject.toml constraints.txt constraints-hashed.txt scripts/setup
 	PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup
 	touch $(READY)
 

@@ -139,6 +139,8 @@ class Reception:
 
     def _refused(self, message: Message) -> Verdict | None:
         """What can be said before the body is read."""
+        if not _has_its_types(message):
+            return Verdict("malformed", "Its client, round, nonce or body is of another type.")
         now, nonce = self._state.round, self._nonces.get(message.client)
         if self._closed:
             return Verdict("late", f"Round {now} is closed; wait for the next invitation.")
@@ -249,9 +251,14 @@ def within(levels: np.ndarray, steps: Norms) -> np.ndarray:
     return np.asarray(np.trunc(levels * (share * MARGIN)), dtype=np.int64)
 
 
+def _has_its_types(message: Message) -> bool:
+    whole = type(message.client) is int and type(message.round) is int
+    return whole and isinstance(message.nonce, bytes) and isinstance(message.body, bytes)
+
+
 def _is_count(examples: object) -> bool:
     whole = isinstance(examples, int) and not isinstance(examples, bool)
-    return whole and 0 <= examples <= MOST_EXAMPLES  # type: ignore[operator]
+    return whole and examples in range(MOST_EXAMPLES + 1)
 
 
 def _refuse_floats_with_noise(recipe: Recipe) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedveil.training import Training
 
 MAX_BYTES = 2**20  # of a settings file
+MAX_DOTS = 300  # in a line: the parser's time grows with the square of a dotted key's parts
 DATASET = "fashion-mnist"  # where none is named
 SYNTHETIC = "synthetic"
 TABLES = (".csv", ".tsv", ".parquet")
@@ -355,10 +356,15 @@ def _read_toml(file: Path) -> dict[str, Any]:
     try:
         if file.stat().st_size > MAX_BYTES:
             raise UserError(f"{file} is larger than 1 MB; a settings file is a few lines of TOML.")
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+            raise UserError(f"{file} has a line with more than {MAX_DOTS} dots; nothing nests so.")
+        return tomllib.loads(text)
     except OSError as problem:
         raise UserError(f"Could not read {file}: {problem.strerror}.") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+    except UserError:
+        raise
+    except (ValueError, RecursionError) as problem:  # also of text and of numbers too long
         raise UserError(f"{file} is not valid TOML: {problem}.") from problem
 
 

@@ -15,6 +15,7 @@ import tracemalloc
 import zipfile
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ from fedveil.errors import UserError
 from fedveil.models.catalog import build
 from fedveil.parts.cohort import FixedSize, Poisson
 from fedveil.privacy.calibrate import Budget
+from fedveil.recipe import Recipe
 from fedveil.settings import Settings, read_settings, resolve_recipe
 from fedveil.training import prepare
 
@@ -127,8 +129,11 @@ def test_such_numbers_in_a_file_never_reach_a_round(tmp_path: Path, line: str, w
 @pytest.mark.parametrize(
     ("build_recipe", "parts"),
     [
-        (lambda: algorithms.fed_alpha_normec(clients=3, noise_multiplier=1.0), "cohort FixedSize"),
-        (lambda: capped(Poisson(0.5, honest=2)), "honest"),
+        (
+            lambda: sampled(algorithms.fed_alpha_normec(noise_multiplier=1.0), FixedSize(3)),
+            "FixedSize",
+        ),
+        (lambda: sampled(algorithms.dp_fedavg(), Poisson(0.5, honest=2)), "honest"),
     ],
 )
 def test_a_sampler_the_accounting_does_not_cover(
@@ -137,10 +142,8 @@ def test_a_sampler_the_accounting_does_not_cover(
     assert parts in refused(build_recipe)
 
 
-def capped(cohort: Poisson | FixedSize) -> object:
-    from dataclasses import replace
-
-    return replace(algorithms.dp_fedavg(noise_multiplier=1.0), cohort=cohort)
+def sampled(recipe: Recipe, cohort: Poisson | FixedSize) -> Recipe:
+    return replace(recipe, cohort=cohort)
 
 
 def people() -> Federated:
@@ -171,9 +174,10 @@ def test_clients_with_counts_of_examples_that_are_none(offsets: list[int]) -> No
         (b'algorithm = "' + b"a" * 10_000_000 + b'"', "larger than 1 MB"),
         (b'algorithm = "' + b"a" * 1_000_000 + b'"', "There is no algorithm"),
         (b"a" * 1_000_000 + b" = 1", "named 'aaa"),
-        (b"rounds." + b"a." * 20_000 + b"a = 1", "rounds is '…'"),
-        (b"[parameters]\nclip." + b"a." * 20_000 + b"a = 1", "clip"),
-        (b"[recipe]\nlocal." + b"a." * 2_000 + b"a = 1", "recipe"),
+        (b"rounds." + b"a." * 400_000 + b"a = 1", "more than 300 dots"),
+        (b"rounds." + b"a." * 200 + b"a = 1", "rounds is '…'"),
+        (b"[parameters]\nclip." + b"a." * 200 + b"a = 1", "clip"),
+        (b"[recipe]\nlocal." + b"a." * 200 + b"a = 1", "recipe"),
         (b"a = " + b"[" * 500_000, "is not valid TOML"),
         (b"a = " + b"{b = " * 5_000, "is not valid TOML"),
         (b"rounds = " + b"9" * 5_000, "TOML"),
@@ -246,9 +250,10 @@ def test_one_long_cell_does_not_make_all_cells_long(tmp_path: Path) -> None:
         (ROWS + "ä,1,2\n").encode("latin1"),
         ROWS.encode() + "ä,1,2\n".encode() + "ö,1,2\n".encode("latin1"),
         b"\0" * 1000,
+        (ROWS + "1,1," + "9" * 400 + "\n").encode(),
         ROWS.encode()[:-3] + b"\0\xff\0",
     ],
-    ids=["utf-16", "utf-32", "latin1", "mixed", "zeros", "binary at the end"],
+    ids=["utf-16", "utf-32", "latin1", "mixed", "zeros", "a long number", "binary at the end"],
 )
 def test_tables_in_other_or_mixed_encodings(tmp_path: Path, content: bytes) -> None:
     refused(lambda: read_table(csv(tmp_path, content), "client", "label"))
@@ -259,7 +264,7 @@ def test_utf_8_with_a_mark_is_read(tmp_path: Path) -> None:
     assert len(read_table(path, "client", "label").dataset.train) > 20
 
 
-@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e39", "inf", "nan", "9" * 400])
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e39", "inf", "nan"])
 def test_numbers_that_float32_cannot_hold_are_missing(tmp_path: Path, value: str) -> None:
     read = read_table(csv(tmp_path, ROWS + f"1,1,{value}\n"), "client", "label")
     for part in (read.dataset.train, read.dataset.test):
@@ -385,7 +390,7 @@ def test_labels_that_are_no_classes() -> None:
     pixels = np.zeros((1, 3072), np.uint8)
     for labels in ([-1], [2**31], [10**30], [1.5], ["a"], [None], [[1]]):
         content = pickle.dumps({b"data": pixels, b"labels": labels}, 2)
-        assert "integers are needed" in refused(lambda content=content: read_python_batch(content))
+        refused(lambda content=content: read_python_batch(content))
 
 
 # Models.

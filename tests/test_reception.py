@@ -370,6 +370,17 @@ def test_capped_clients_are_counted_whether_or_not_they_arrive() -> None:
     assert state.taken.sum() == len(reception.invitations) > 0
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"client": [0]}, {"client": "0"}, {"client": 0.0}, {"round": None}, {"round": True},
+     {"nonce": "é"}, {"nonce": None}, {"body": None}, {"body": "text"}],
+    ids=str,
+)  # fmt: skip
+def test_fields_of_another_type_are_refused(wrong: dict[str, Any]) -> None:
+    reception = opened(PLAIN)
+    assert reception.take(replace(one(reception), **wrong)).reason == "malformed"
+
+
 def test_verdicts_are_counted() -> None:
     reception = opened(PLAIN)
     good = one(reception)

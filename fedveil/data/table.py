@@ -51,12 +51,13 @@ class NumericColumn:
         return [self.name, f"{self.name} is missing"] if self.missing else [self.name]
 
     def encode(self, column: pl.Series) -> np.ndarray:
-        """float64 [rows, 1 or 2]; what is not a finite number of float32 is missing."""
+        """float32 [rows, 1 or 2]; what is not a finite number of float32 is missing."""
         values = _numbers(column)
         absent = ~(np.abs(values) <= LARGEST)
         scaled = (np.where(absent, self.fill, values) - self.center) / self.scale
         scaled = scaled.clip(0, 1) if self.clip else scaled.clip(-LARGEST, LARGEST)
-        return np.stack([scaled, absent] if self.missing else [scaled], axis=1)
+        parts = [scaled, absent] if self.missing else [scaled]
+        return np.stack(parts, axis=1).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,15 @@ class CategoryColumn:
         return [*known, f"{self.name} = other", *absent]
 
     def encode(self, column: pl.Series) -> np.ndarray:
-        """float64 [rows, values + 1 or 2], one 1 in each row; an unseen value is 'other'."""
+        """float32 [rows, values + 1 or 2], one 1 in each row; an unseen value is 'other'."""
         other = len(self.values)
         number = {value: i for i, value in enumerate(self.values)}
         absent = other + 1 if self.missing else other
         words = _words(column).to_list()
         where = [absent if word is None else number.get(word, other) for word in words]
-        return np.asarray(np.eye(len(self.features))[np.array(where, dtype=np.int64)])
+        encoded = np.zeros((len(where), len(self.features)), dtype=np.float32)
+        encoded[np.arange(len(where)), where] = 1
+        return encoded
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class TableEncoder:
                 "memory; leave out columns with many categories, or take fewer rows."
             )
         parts = [column.encode(frame[column.name]) for column in self.columns]
-        return torch.from_numpy(np.concatenate(parts, axis=1).astype(np.float32))
+        return torch.from_numpy(np.concatenate(parts, axis=1))
 
     def to_json(self) -> str:
         """All that `encode` needs, as text; `from_json` gives an equal encoder back."""
@@ -189,7 +192,7 @@ def read_frame(path: Path | str) -> pl.DataFrame:
     try:
         frame = _read(path)
     except Exception as error:  # polars raises many kinds for broken bytes
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0][:200]
         raise UserError(f"'{path}' is not a readable CSV or Parquet file ({reason}).") from None
     if frame.height == 0:
         raise UserError(f"'{path}' has no rows; give a table with data.")

@@ -15,7 +15,7 @@ import numpy as np
 from fedveil.errors import UserError
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
-MAX_BYTES = 2**30  # the largest known IDX file, EMNIST byclass, has 5.5e8
+MAX_BYTES = 2**31  # the largest known IDX file, EMNIST byclass, has 5.5e8
 _CHUNK = 2**20
 
 
@@ -41,10 +41,9 @@ def _open(source: Path | str | bytes) -> BinaryIO:
 def _parse(stream: BinaryIO, name: str) -> np.ndarray:
     dtype, shape = _header(stream, name)
     declared = dtype.itemsize * prod(shape)
-    if declared > MAX_BYTES:
-        raise UserError(
-            f"The IDX file {name} claims {declared} bytes of data, more than any known."
-        )
+    spanned = dtype.itemsize * prod(max(size, 1) for size in shape)  # a 0 hides all other sizes
+    if spanned > MAX_BYTES:
+        raise UserError(f"The IDX file {name} claims {spanned} bytes of data, more than any known.")
     content = _read_at_most(stream, declared + 1)
     if len(content) != declared:
         has = "more" if len(content) > declared else f"only {len(content)}"

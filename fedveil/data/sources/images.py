@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import Dataset, Examples
+from fedveil.data.sources.archives import read_member
 from fedveil.data.sources.pixels import to_inputs, to_labels
 from fedveil.errors import UserError
 
@@ -151,7 +152,7 @@ def _contents(path: Path, entries: list[_Entry]) -> Iterator[tuple[str, bytes]]:
 
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     try:
-        return archive.read(name)
+        return read_member(archive, name)
     except Exception as error:  # damaged members raise zlib, zip, key and runtime errors
         raise UserError(f"'{name}' in '{archive.filename}' is damaged ({error}).") from None
 

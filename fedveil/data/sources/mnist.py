@@ -10,6 +10,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 import numpy as np
 
 from fedveil.data.federated import Dataset, Examples
+from fedveil.data.sources.archives import read_member
 from fedveil.data.sources.idx import MAX_BYTES, read_idx
 from fedveil.data.sources.pixels import to_inputs, to_labels
 from fedveil.errors import UserError, unknown
@@ -89,5 +90,5 @@ def _zip_reader(path: Path) -> Callable[[str], np.ndarray]:
 def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     for info in archive.infolist():
         if Path(info.filename).name == name and info.file_size <= MAX_BYTES:
-            return archive.read(info)
+            return read_member(archive, info)
     raise UserError(f"'{archive.filename}' does not contain '{name}'; it is not EMNIST's gzip.zip.")

@@ -68,6 +68,13 @@ def test_broken_files_get_a_sentence(content: bytes, says: str) -> None:
         read_idx(content)
 
 
+def test_a_zero_does_not_hide_sizes_that_no_array_can_have() -> None:
+    """Found by fuzzing."""
+    header = b"\0\0\x0d\x03" + (2**31).to_bytes(4, "big") * 2 + bytes(4)
+    with pytest.raises(UserError, match="more than any known"):
+        read_idx(header)
+
+
 def test_a_lying_header_allocates_nothing() -> None:
     lie = b"\0\0\x08\x01" + (2**31 - 1).to_bytes(4, "big") + b"few bytes"
     tracemalloc.start()
