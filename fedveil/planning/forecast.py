@@ -13,6 +13,7 @@ from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Clip
 from fedveil.parts.checks import count
 from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
+from fedveil.parts.discrete import Binomial, DiscreteGaussian
 from fedveil.parts.noise import Gaussian, RoundedGaussian
 from fedveil.planning.noise import noise_norm
 from fedveil.planning.signal import Updates, stretched
@@ -35,6 +36,7 @@ class Case:
     epsilon: float | None = None  # None: the recipe's own noise, or none
     delta: float | None = None  # None: what is sensible for the population
     per_round: bool = False  # whether ε and δ are those of a single round
+    rough: bool = False  # binomial noise as much as a discrete Gaussian's, which is settled sooner
 
     def __post_init__(self) -> None:
         for name in ("dim", "population", "rounds"):
@@ -106,6 +108,12 @@ def with_noise(case: Case) -> Recipe:
     cohorts of a trusted server not on the population either: one calibration serves all of them.
     """
     recipe, rounds = case.recipe, 1 if case.per_round else case.rounds
+    if case.rough and isinstance(recipe.noise, Binomial) and not recipe.noise.settled:
+        alike = replace(recipe, noise=DiscreteGaussian())
+        found = settled(alike, case.budget, rounds, case.dim, case.population).noise
+        assert isinstance(found, DiscreteGaussian)
+        assert found.sigma is not None
+        return replace(recipe, noise=Binomial(max(2 * math.ceil(2 * found.sigma**2), 2)))
     if not isinstance(recipe.noise, Gaussian | RoundedGaussian) or recipe.noise.settled:
         return settled(recipe, case.budget, rounds, case.dim, case.population)
     if isinstance(recipe.bound, AdaptiveClip):
@@ -121,6 +129,7 @@ def varied(case: Case, name: str, value: float) -> Case | None:
 
     More clients come with the same share of them in a round; a cohort is part of them.
     """
+    case = replace(case, rough=True)
     match name:
         case "clients":
             return _with_clients(case, round(value))

@@ -19,7 +19,7 @@ WIDTH = 11
 COLOURS = {"will work": "green", "hard": "yellow", "hopeless": "red"}
 LABELS = {"epsilon": "ε", "dim": "d", "clip": "C"}
 MOVED = {
-    "clients": "clients, the same share a round",
+    "clients": "clients, same share",
     "cohort": "cohort",
     "rounds": "rounds",
     "epsilon": "ε",
@@ -55,9 +55,9 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.recipe.private:
         yield (
             "Noise",
-            f"{found.noise:.3g} on the mean, against a signal of {found.signal:.3g} at first: "
-            f"signal to noise {found.ratio:.2g} in a round, √K times that, {found.run_ratio:.2g}, "
-            f"over the run{_average(found)}.",
+            f"{found.noise:.3g} on the mean, against a signal of {found.signal:.3g} at first; "
+            f"signal to noise {found.ratio:.2g} a round, {found.run_ratio:.2g} over the run "
+            f"(√K times that){_average(found)}.",
         )
         yield "Updates", case.updates.told() + "."
     if plan.pilot is not None and plan.pilot.private:
@@ -75,8 +75,8 @@ def verdict(plan: Plan) -> str:
     if not plan.guarantee.private:
         told = f"no guarantee, whatever the noise; {told}"
     if word == "will work":
-        return f"{told}, and {WORKS:g} is enough."
-    return f"{told}, and {WORKS:g} is enough (below {HOPELESS:g}: hopeless); {needed(plan)}."
+        return f"{told}; from {WORKS:g} on it works."
+    return f"{told}; {WORKS:g} works, below {HOPELESS:g} is hopeless; {needed(plan)}."
 
 
 def needed(plan: Plan) -> str:
@@ -111,8 +111,8 @@ def messages(plan: Plan) -> str:
         return "none: examples are with whoever trains."
     up = cost.up * plan.participants
     return (
-        f"{size(cost.up)} up and {size(cost.down)} down for a client a round; "
-        f"{size(up)} up a round, {size(up * rounds)} in the run."
+        f"{size(cost.up)} up, {size(cost.down)} down for a client a round; {size(up)} up a "
+        f"round, {size(up * rounds)} the run."
     )
 
 
@@ -121,16 +121,16 @@ def computing(plan: Plan) -> str:
     cost = plan.cost
     how = "timed on zeros" if cost.tried else "reckoned from products"
     return (
-        f"{_scientific(cost.products)} products for a {plan.known.unit} a round; "
-        f"{duration(cost.seconds)} a round by one core here, "
-        f"{duration(cost.seconds * plan.case.rounds)} the run ({how})."
+        f"{_scientific(cost.products)} products for a {plan.known.unit} a round; here, on one "
+        f"core, {duration(cost.seconds)} a round, {duration(cost.seconds * plan.case.rounds)} the "
+        f"run ({how})."
     )
 
 
 def moving(plan: Plan) -> Table:
     """Signal to noise, of a round and of the run, as one thing is changed."""
     table = Table(box=None, padding=(0, 3, 0, 0))
-    table.add_column("Signal to noise, a round (the run)")
+    table.add_column("a round (the run)")
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")
     for name, row in moves(plan.case).items():
@@ -146,7 +146,12 @@ def show_sweep(plan: Plan, sweeps: Sequence[Sweep], found: list[list[Forecast | 
     if plan.pilot is not None and plan.pilot.private:
         entry("Leak", LEAK + ".", width=WIDTH)
     print()
-    out.print(_bars(sweeps[0], found) if len(sweeps) == 1 else _grid(sweeps, found))
+    if len(sweeps) == 1:
+        out.print(_bars(sweeps[0], found))
+    else:
+        first, second = (LABELS.get(sweep.name, sweep.name) for sweep in sweeps)
+        entry("", f"Signal to noise over the run: {first} down, {second} across", width=0)
+        out.print(_grid(sweeps, found))
     entry(
         "",
         f"Over the run {WORKS:g} and more will work, below {HOPELESS:g} is hopeless.",
@@ -174,9 +179,7 @@ def _bars(sweep: Sweep, found: list[list[Forecast | None]]) -> Table:
 
 
 def _grid(sweeps: Sequence[Sweep], found: list[list[Forecast | None]]) -> Table:
-    first, second = (LABELS.get(sweep.name, sweep.name) for sweep in sweeps)
-    table = Table(box=None, padding=(0, 2, 0, 0), title_justify="left", title_style="bold")
-    table.title = f"Signal to noise over the run: {first} down, {second} across"
+    table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
     for value in sweeps[1].values:
         table.add_column(f"{value:,g}", justify="right")

@@ -108,8 +108,8 @@ class Assumed:
         """The guess."""
         length = "longer than the bound" if self.norm is None else f"of length {self.norm:g}"
         return (
-            f"assumed, not measured: updates {length}, two of them at a cosine of {self.cosine:g}; "
-            "measure it with --pilot, or say it with --cosine and --norm"
+            f"assumed {length}, two of them at a cosine of {self.cosine:g}; a --pilot measures it, "
+            "or say --cosine and --norm"
         )
 
 

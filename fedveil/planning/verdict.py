@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from fedveil.planning.forecast import Case, forecast, varied
 
@@ -45,31 +45,38 @@ def word_for(ratio: float) -> Word:
 
 
 def clients_for(case: Case, target: float) -> int | None:
-    """The least number of clients, to 1%, whose run has this ratio: same share, same (ε, δ).
+    """The least number of clients, to 1%, whose run has this ratio: the same share, the same ε.
 
-    Bracketed by leaps (the ratio grows with √n at least), then by secants on logarithmic scales.
+    Bracketed by leaps (the ratio grows about as √n or n), then by secants on logarithmic scales.
+    A δ that was not given follows the number of clients.
     """
-    low, high = math.log(case.population), None
-    ratio_low = _ratio(case, low)
-    leap = 2 * math.log(target / ratio_low) if 0 < ratio_low < target else 0.0
-    top = min(low + leap * 1.05 + 0.1, math.log(MOST_CLIENTS))
-    ratio_high = _ratio(case, top)
-    if ratio_low >= target:
+    low = _Tried(math.log(case.population), _ratio(case, math.log(case.population)))
+    if low.ratio >= target:
         return case.population
-    if ratio_high < target:
-        return None
-    high = top
-    while high - low > 0.01:
-        share = math.log(target / ratio_low) / math.log(ratio_high / ratio_low)
-        middle = low + (high - low) * min(max(share, 0.02), 0.98)
+    high = _leap(case, low, target)
+    while high is not None and high.clients - low.clients > 0.01:
+        share = math.log(target / low.ratio) / math.log(high.ratio / low.ratio)
+        middle = low.clients + (high.clients - low.clients) * min(max(share, 0.02), 0.98)
         for guess in (middle + 0.004, middle - 0.004):
-            if low < guess < high:
-                ratio = _ratio(case, guess)
-                if ratio >= target:
-                    high, ratio_high = guess, ratio
-                else:
-                    low, ratio_low = guess, ratio
-    return math.ceil(math.exp(high))
+            if low.clients < guess < high.clients:
+                found = _Tried(guess, _ratio(case, guess))
+                low, high = (low, found) if found.ratio >= target else (found, high)
+    return None if high is None else math.ceil(math.exp(high.clients))
+
+
+class _Tried(NamedTuple):
+    clients: float  # their logarithm
+    ratio: float
+
+
+def _leap(case: Case, low: _Tried, target: float) -> _Tried | None:
+    """Enough clients, by leaps as if the ratio grew as √n; None where there are not so many."""
+    here, most = low, math.log(MOST_CLIENTS)
+    while here.ratio < target and here.clients < most:
+        leap = 2 * math.log(target / here.ratio) + 0.1 if here.ratio > 0 else 5.0
+        clients = min(here.clients + leap, most)
+        here = _Tried(clients, _ratio(case, clients))
+    return here if here.ratio >= target else None
 
 
 def _ratio(case: Case, log_clients: float) -> float:
