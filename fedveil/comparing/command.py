@@ -262,9 +262,16 @@ def _play(
 def _select(
     comparison: Comparison, directory: Path, jobs: int, ledger: Path | None, as_json: bool
 ) -> None:
+    from fedveil.comparing.outcome import FILE
     from fedveil.comparing.playing import tell_selected
-    from fedveil.comparing.selecting import select
+    from fedveil.comparing.selecting import forget, select
 
+    if (directory / FILE).is_file():
+        forget(directory)
+        raise UserError(
+            f"{directory} has selected already, and a second draw would be a second release; its "
+            f"result is in {directory / FILE}."
+        )
     try:
         with _silent(as_json):
             chosen, run, price = select(comparison, directory, jobs, ledger)
@@ -272,6 +279,7 @@ def _select(
         print(f"{_again(directory)}   goes on where it stopped", file=sys.stderr)
         sys.exit(130)
     tell_selected(comparison, directory, chosen, run, price, as_json)
+    forget(directory)
 
 
 def _told(runs: list[Path], as_json: bool) -> None:

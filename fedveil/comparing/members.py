@@ -7,7 +7,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fedveil.runs.listing import refuse_newer
 from fedveil.settings import Settings, read_settings, refuse_unnamed_data, resolve_recipe
 
 FILE = "comparison.toml"
-VARIABLE = ("rounds", "model", "engine", "epsilon", "delta", "view", "noise", "algorithm")
+VARIABLE = ("rounds", "model", "engine", "epsilon", "delta", "view")  # settings beside parameters
 MOST_RUNS = 10_000
 
 
@@ -87,7 +87,8 @@ def planned(
         raise UserError("--grid names a parameter twice; give all of its values at once.")
     seeds = _seeds(seeds, axes.pop("seed", axes.pop("seeds", None)))
     bases = list(_bases(files, algorithms, flags))
-    members = [m for name, base in bases for m in _points(name, base, axes, _several(axes, bases))]
+    whose = _whose(axes, [name for name, _ in bases])
+    members = [m for name, base in bases for m in _points(name, base, axes, whose)]
     _refuse_same(members)
     if len(members) * len(seeds) > MOST_RUNS:
         raise UserError(
@@ -193,11 +194,8 @@ def _fitting(algorithm: str | None, flags: Mapping[str, Any]) -> Mapping[str, An
     return {**flags, "parameters": mine}
 
 
-def _several(
-    axes: Mapping[str, list[Any]], bases: Sequence[tuple[str, Settings]]
-) -> dict[str, list[str]]:
-    """For each axis the bases it is for: `dp_fedavg.clip` for one, `clip` for all."""
-    names = [name for name, _ in bases]
+def _whose(axes: Mapping[str, list[Any]], names: list[str]) -> dict[str, list[str]]:
+    """For each axis the members it is for: `dp_fedavg.clip` for one, `clip` for all."""
     found = {}
     for axis in axes:
         whose, dot, _ = axis.rpartition(".")
@@ -214,12 +212,15 @@ def _points(
     mine = {axis.rpartition(".")[2]: v for axis, v in axes.items() if name in whose[axis]}
     for values in itertools.product(*mine.values()):
         point = dict(zip(mine, values, strict=True))
-        yield replace(_varied(base, point), label=_label(name, point))
+        yield Member(_label(name, point), _varied(base, point), point)
 
 
-def _varied(base: Settings, point: Mapping[str, Any]) -> Member:
+def _varied(base: Settings, point: Mapping[str, Any]) -> Settings:
+    """The settings with a point's values in place of their own."""
     from fedveil.algorithms import ALGORITHMS
 
+    if not point:
+        return base
     if base.algorithm not in ALGORITHMS:
         raise unknown("algorithm", base.algorithm, ALGORITHMS)
     known = inspect.signature(ALGORITHMS[base.algorithm]).parameters
@@ -231,13 +232,7 @@ def _varied(base: Settings, point: Mapping[str, Any]) -> Member:
             plain[name] = value
         else:
             raise unknown(f"parameter of {base.algorithm} to vary named", name, [*known, *VARIABLE])
-    if point and "recipe" in plain:
-        plain.pop("recipe")  # made anew, from the algorithm and its parameters
-    return Member("", read_plain(plain), dict(point))
-
-
-def read_plain(plain: Mapping[str, Any]) -> Settings:
-    """Settings of plain values, or one sentence about what is wrong with them."""
+    plain.pop("recipe", None)  # made anew, from the algorithm and its parameters
     return read_settings(None, plain)
 
 

@@ -25,7 +25,7 @@ from fedveil.errors import UserError
 from fedveil.privacy.events import NonPrivate, RenyiRelease
 from fedveil.privacy.selection import Law, described, drawn, law_of, selection
 from fedveil.runs.directory import MODE, RunDirectory, saving
-from fedveil.runs.listing import Listed, listed
+from fedveil.runs.listing import Listed, listed, remove_run
 
 if TYPE_CHECKING:
     from fedveil.privacy.ledger import Facts
@@ -115,10 +115,19 @@ def select(
             raise UserError(
                 f"A drawn run could not be played: {next(iter(pool.problems.values()))}"
             )
+        chosen, run = _kept(comparison, directory, tasks, draws["picks"], price)
+        session.commit(0, "no run" if run is None else _digest(run))
         session.end("models", 1, price.epsilon)
     finally:
         session.close()
-    return *_kept(comparison, directory, tasks, draws["picks"], price), price
+    return chosen, run, price
+
+
+def forget(directory: Path) -> None:
+    """Delete what was drawn and played, once the result is written down."""
+    if (directory / HIDDEN).is_dir():
+        with saving(directory):
+            shutil.rmtree(directory / HIDDEN)
 
 
 def _draws(comparison: Comparison, law: Law, hidden: Path, first: Training) -> dict[str, Any]:
@@ -206,27 +215,30 @@ def _kept(
     picks: Sequence[Sequence[int]],
     price: Priced,
 ) -> tuple[Member | None, Listed | None]:
-    """The best run under its member's name; everything else of the selection is deleted."""
+    """The best run, copied to its member's name."""
     found = [listed(task.path) for task in tasks]
     if any(run.state != "finished" for run in found):
         raise UserError(f"{directory} has drawn runs that are not whole; select anew elsewhere.")
-    chosen, path = None, None
-    if found:
-        best = max(range(len(found)), key=lambda n: _rank(found[n]))
-        chosen, seed = comparison.members[picks[best][0]], picks[best][1]
-        path = directory / chosen.directory(seed)
-        _release(found[best].path, path, price)
-    with saving(directory):
-        shutil.rmtree(directory / HIDDEN)
-    return chosen, None if path is None else listed(path)
+    if not found:
+        return None, None
+    best = max(range(len(found)), key=lambda n: _rank(found[n]))
+    chosen, seed = comparison.members[picks[best][0]], picks[best][1]
+    path = directory / chosen.directory(seed)
+    if (path / "recipe.toml").is_file():  # left by a stop while it was copied
+        remove_run(path)
+    _release(found[best].path, path, price)
+    return chosen, listed(path)
 
 
 def _rank(run: Listed) -> tuple[float, float, str]:
     """By what is released alone: accuracy, then loss, then the model's bytes, so ties end."""
     accuracy = -1.0 if run.accuracy is None else run.accuracy
     loss = -math.inf if run.loss is None else -run.loss
-    model = (run.path / "model.safetensors").read_bytes()
-    return accuracy, loss, hashlib.sha256(model).hexdigest()
+    return accuracy, loss, _digest(run)
+
+
+def _digest(run: Listed) -> str:
+    return hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()
 
 
 def _release(hidden: Path, path: Path, price: Priced) -> None:

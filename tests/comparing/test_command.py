@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from fedveil.comparing.pool import Pool
 from fedveil.privacy.ledger import Ledger
 from fedveil.runs.listing import listed
 from fedveil.training import Record, Training
@@ -146,9 +147,10 @@ def test_half_done_members_go_on_from_their_checkpoints(
         return real(training)
 
     begun = ("train", "--algorithm", "dp_norm_fedavg", *SMALL, "--seed", 1, "--ledger", compared[2])
-    with monkeypatch.context() as patch, pytest.raises(Stop):
+    with monkeypatch.context() as patch:
         patch.setattr(Training, "step", step)
-        run(*begun, "--checkpoint-every", 1, "--out", "c/dp_norm_fedavg-s1")
+        with pytest.raises(Stop):
+            run(*begun, "--checkpoint-every", 1, "--out", "c/dp_norm_fedavg-s1")
     assert listed(tmp_path / "c" / "dp_norm_fedavg-s1").rounds == 2
     said = well(run("compare", "--resume", "c", "--jobs", 1, "--ledger", compared[2]))
     assert len(re.findall(r"^run \d/2  ", said, re.M)) == 2
@@ -220,11 +222,19 @@ def test_a_comparison_is_cut_where_that_is_asked_for(
 
 
 def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
-    run: Run, refused: Refused, tmp_path: Path, ledger: Path
+    run: Run, refused: Refused, tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = well(run("compare", *TWO, "--select-privately", "--expect", 3, "--out", "c"))
+    """Also after a stop, and charged once."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Pool, "play", lambda pool, tasks: setattr(pool, "stopped", True))
+        stopped = run("compare", *TWO, "--select-privately", "--expect", 3, "--out", "c")
+    assert stopped.code == 130
+    assert "fedveil compare --resume c   goes on where it stopped" in stopped.err
+    draws = json.loads((tmp_path / "c" / "out-of-sight" / "draws.json").read_bytes())
+    said = well(run("compare", "--resume", "c"))
     found = result(tmp_path / "c")
     (chosen,) = found["members"]
+    assert chosen["seeds"][0] in [seed for _, seed in draws["picks"]]
     assert chosen["best"]
     assert {p.name for p in (tmp_path / "c").iterdir()} == {
         "comparison.toml", "comparison.json", chosen["runs"][0],
@@ -243,10 +253,13 @@ def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
     ledger_now = Ledger(ledger)
     (account,) = ledger_now.accounts()
     (stream,) = ledger_now.of(account)
-    assert len(stream.rounds) == 1
+    assert len(stream.rounds) == len(stream.digests) == 1
     assert ledger_now.spent(account, "models", 1e-5) == pytest.approx(priced["epsilon"])
     ledger_now.close()
     assert "entries are whole" in well(run("budget", "verify"))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
+    assert "has selected already" in refused("compare", "--resume", "c")
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
 
 
 def test_a_selection_that_a_budget_has_no_room_for_is_not_begun(

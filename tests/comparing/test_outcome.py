@@ -113,10 +113,10 @@ def test_the_notes_say_what_all_cost_and_what_choosing_means() -> None:
 
 
 def test_the_table_has_the_best_first_and_its_plot_in_place() -> None:
-    found = judged([standing("bad", 0.1, 0.2), standing("good", 0.9, 0.8)], "accuracy")
+    found = judged([standing("bad", 0.1, 0.3), standing("good", 0.9, 0.7)], "accuracy")
     shown = table(compared(*found), found, "accuracy")
     cells = [[str(cell) for cell in column._cells] for column in shown.columns]
     assert cells[0] == ["good", "bad"]
-    assert cells[2] == ["85.00 ± 5.00 %", "15.00 ± 5.00 %"]
+    assert cells[2] == ["80.00 ± 10.00 %", "20.00 ± 10.00 %"]
     assert cells[3] == ["*", "~"]
-    assert [line.index("●") for line in cells[4]] == [22, 2]
+    assert [line.index("●") for line in cells[4]] == [21, 3]
