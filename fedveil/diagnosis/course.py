@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from fedveil.diagnosis.bounding import CLIPPED, OVERSHOT
 from fedveil.diagnosis.noise import LOW
 from fedveil.diagnosis.rule import Numbers, Rule, figure
@@ -23,20 +21,18 @@ FEW = 8  # rounds of which too little can be said
 
 
 def _losses(run: Run) -> Numbers | None:
-    losses = run.column("loss")
-    evaluated = np.array([row.get("loss") is not None for row in run.rows if not row.get("void")])
-    if evaluated.sum() < 2 or not _felt(run):
+    evaluated = [row for row in run.rows if row.get("loss") is not None]
+    if len(evaluated) < 2 or not _felt(run):
         return None
-    rounds, losses = np.flatnonzero(evaluated) + 1, losses[evaluated]
-    losses = np.where(np.isfinite(losses), losses, math.inf)
-    least = int(losses.argmin())
-    scores = run.column("accuracy")[evaluated]
-    fell = scores[least] - scores[-1] if np.isfinite(scores[[least, -1]]).all() else 1.0
+    losses = [row["loss"] if math.isfinite(row["loss"]) else math.inf for row in evaluated]
+    least = losses.index(min(losses))
+    before, after = evaluated[least].get("accuracy"), evaluated[-1].get("accuracy")
+    scored = before is not None and after is not None and math.isfinite(before - after)
     return {
-        "least": float(losses[least]),
-        "round": float(rounds[least]),
-        "last": float(losses[-1]),
-        "fell": float(fell),
+        "least": losses[least],
+        "round": float(evaluated[least]["round"]),
+        "last": losses[-1],
+        "fell": before - after if scored else 1.0,
     }
 
 

@@ -362,7 +362,7 @@ class FactoredUpdates:
     def dots(self, vector: Tensor) -> Tensor:
         """Σ over the parameters, through whatever holds them."""
         found = torch.zeros(self._clients, dtype=torch.float64)
-        for store, part in zip(self._stores, vector.split(self._sizes), strict=True):
+        for store, part in zip(self._stores, torch.split(vector, self._sizes), strict=True):
             found += store.dots(part)
         return found * self._scale
 
