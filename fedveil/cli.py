@@ -426,7 +426,8 @@ def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
     if not training.finished:
         return [f"{_resume(path)}   goes on where it stopped"]
     again = f"fedveil train {shlex.quote(str(path / 'recipe.toml'))}"
-    lines = [f"{again} --seed {settings.seed + 1}   the same with another seed"]
+    lines = [f"fedveil diagnose {shlex.quote(str(path))}   what held it back, if anything did"]
+    lines += [f"{again} --seed {settings.seed + 1}   the same with another seed"]
     if training.budget is not None and not resolve_recipe(settings).noise.settled:
         other = training.budget.epsilon / 2
         lines.append(f"{again} --epsilon {other:g}   half the privacy budget")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from fedveil.errors import UserError
 from fedveil.runs.directory import RunDirectory, reading
+from fedveil.runs.participants import refuse_broken
 
 if TYPE_CHECKING:
     from fedveil.training import Record, Training
@@ -74,6 +75,7 @@ def restore(training: Training, directory: RunDirectory, ledger: Path | None = N
 def _load(training: Training, directory: RunDirectory) -> None:
     from fedveil.training import Record
 
+    refuse_broken(directory)
     rows = directory.load_metrics()
     if rows or directory.has_checkpoint():  # else it was stopped before its first round
         training.state = directory.load_checkpoint(training.state, training.identity)

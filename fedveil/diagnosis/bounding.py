@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedveil.diagnosis.rule import Numbers, Rule, figure
 from fedveil.diagnosis.run import Run
+from fedveil.parts.bound import AdaptiveClip
 
 CLIPPED = 0.75  # a clip at the median shortens half; three quarters are well beyond that
 VARIED = 3.0  # ninetieth over tenth percentile of norms: above, clients' weights differ as much
@@ -33,10 +34,16 @@ def _clipping(run: Run) -> Numbers | None:
         "low": median if low is None else low,
         "high": median if high is None else high,
         "varied": 1.0 if low is None or high is None else high / max(low, 1e-30),
+        "adaptive": float(isinstance(run.recipe.bound, AdaptiveClip)),
         "persistence": 1.0 if onward is None else onward,
         # Noise grows with C, so that of a private run follows the median (Andrew et al. 2021).
         "raise_to": median if private or high is None else high,
     }
+
+
+def _raised(n: Numbers) -> str:
+    what = "the first C of the adaptive clip" if n["adaptive"] else "C"
+    return f"raise {what} to {figure(n['raise_to'])}"
 
 
 BIASED = Rule(
@@ -48,7 +55,7 @@ BIASED = Rule(
         f"vary {figure(n['varied'])}× (from {figure(n['low'])} to {figure(n['high'])}, tenth to "
         "ninetieth percentile), so that clients count unequally"
     ),
-    lambda n: f"normalize, or raise C to {figure(n['raise_to'])}",
+    lambda n: f"normalize, or {_raised(n)}",
     needs=("norm_median",),
 )
 
@@ -66,7 +73,7 @@ SHORT = Rule(
         f"1/{figure(n['overshoot'])} of its norm {figure(n['median'])}, and the model still goes "
         "one way"
     ),
-    lambda n: f"raise C to {figure(n['raise_to'])}, or the server's rate as many times",
+    lambda n: f"{_raised(n)}, or the server's rate as many times",
 )
 
 

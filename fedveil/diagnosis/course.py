@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from fedveil.diagnosis.bounding import CLIPPED, OVERSHOT
 from fedveil.diagnosis.noise import LOW
 from fedveil.diagnosis.rule import Numbers, Rule, figure
@@ -16,26 +14,25 @@ GREW = 2.0  # loss at the end over its least: no spread of evaluations doubles a
 FELL = 0.05  # of accuracy: a loss that grows while accuracy stays is overconfidence instead
 BACK = -0.5  # cosine below which a round undoes half and more of the last one
 ONWARD = 0.9  # cosine above which it goes the same way, 26° and less
-STILL = 0.9  # late over early norms: a model that has come nearer to its optimum has shorter ones
+STILL = 0.9  # late over early mean update: nearer to its optimum, a model's is shorter
+SETTLED = 0.5  # of the same: back and forth in ever shorter steps is convergence
 ACROSS = 0.15  # |cosine| below which clients have nothing in common, 81° to 99°
 FEW = 8  # rounds of which too little can be said
 
 
 def _losses(run: Run) -> Numbers | None:
-    losses = run.column("loss")
-    evaluated = np.array([row.get("loss") is not None for row in run.rows if not row.get("void")])
-    if evaluated.sum() < 2 or not _felt(run):
+    evaluated = [row for row in run.rows if row.get("loss") is not None]
+    if len(evaluated) < 2 or not _felt(run):
         return None
-    rounds, losses = np.flatnonzero(evaluated) + 1, losses[evaluated]
-    losses = np.where(np.isfinite(losses), losses, math.inf)
-    least = int(losses.argmin())
-    scores = run.column("accuracy")[evaluated]
-    fell = scores[least] - scores[-1] if np.isfinite(scores[[least, -1]]).all() else 1.0
+    losses = [row["loss"] if math.isfinite(row["loss"]) else math.inf for row in evaluated]
+    least = losses.index(min(losses))
+    before, after = evaluated[least].get("accuracy"), evaluated[-1].get("accuracy")
+    scored = before is not None and after is not None and math.isfinite(before - after)
     return {
-        "least": float(losses[least]),
-        "round": float(rounds[least]),
-        "last": float(losses[-1]),
-        "fell": float(fell),
+        "least": losses[least],
+        "round": float(evaluated[least]["round"]),
+        "last": losses[-1],
+        "fell": before - after if scored else 1.0,
     }
 
 
@@ -58,26 +55,25 @@ DIVERGED = Rule(
 
 
 def _steps(run: Run) -> Numbers | None:
-    onward, early, late = run.persistence(), *_median_norms(run)
+    onward = run.persistence()
+    early, late = run.mean("signal", "early"), run.mean("signal", "late")
     if onward is None or not early or late is None or run.rounds < FEW or not _felt(run):
         return None
-    clip, clipped = run.clip, run.mean("shrunk") or 0.0
-    cut = clip is not None and clipped >= CLIPPED and late >= OVERSHOT * clip
+    if DIVERGED(run):
+        return None
+    clip, clipped, norm = run.clip, run.mean("shrunk") or 0.0, run.mean("norm") or 0.0
+    cut = clip is not None and clipped >= CLIPPED and norm >= OVERSHOT * clip
     degrees = math.degrees(math.acos(onward))
-    return {"persistence": onward, "degrees": degrees, "shrank": late / early, "cut": float(cut)}
-
-
-def _median_norms(run: Run) -> tuple[float | None, float | None]:
-    return run.mean("norm_median", "early"), run.mean("norm_median", "late")
+    return {"persistence": onward, "degrees": degrees, "left": late / early, "cut": float(cut)}
 
 
 OVERSTEPPED = Rule(
     "steps too long",
     _steps,
-    lambda n: n["persistence"] < BACK,
+    lambda n: n["persistence"] < BACK and n["left"] > SETTLED,
     lambda n: (
-        f"the mean update points back at {figure(n['degrees'])}° to the last global update: each "
-        "round undoes much of the one before"
+        f"the mean update points back at {figure(n['degrees'])}° to the last global update, and is "
+        f"still {n['left']:.0%} as long as in the first quarter of the rounds"
     ),
     lambda n: "lower the learning rate, the server's or the clients'",
     needs=("cosine",),
@@ -86,10 +82,10 @@ OVERSTEPPED = Rule(
 TIMID = Rule(
     "steps too short",
     _steps,
-    lambda n: n["persistence"] > ONWARD and n["shrank"] > STILL and not n["cut"],
+    lambda n: n["persistence"] > ONWARD and n["left"] > STILL and not n["cut"],
     lambda n: (
-        f"every round goes the way of the last, at {figure(n['degrees'])}° to it, and updates are "
-        f"still {n['shrank']:.0%} as long as in the first quarter of the rounds"
+        f"every round goes the way of the last, at {figure(n['degrees'])}° to it, and the mean "
+        f"update is still {n['left']:.0%} as long as in the first quarter of the rounds"
     ),
     lambda n: "raise the learning rate, or play more rounds",
     needs=("cosine",),

@@ -88,10 +88,11 @@ EMPTY = Rule(
 
 def _memory(run: Run) -> Numbers | None:
     memory, errors = run.recipe.memory, run.column("memory_error")
+    errors = errors[np.isfinite(errors)]
     quarter = len(errors) // 4
-    if not isinstance(memory, ErrorCompensation) or run.rounds < SHORT:
+    if not isinstance(memory, ErrorCompensation) or len(errors) < SHORT:
         return None
-    first, last = np.nanmean(errors[:quarter]), np.nanmean(errors[-quarter:])
+    first, last = errors[:quarter].mean(), errors[-quarter:].mean()
     rate = run.mean("participants", "all") or 1.0
     share = 1.0 if run.population is None else min(rate / run.population, 1.0)
     moves = max(run.rounds * share, 1.0)  # of a client's memory, each β long at most

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,6 +62,8 @@ def figure(number: float) -> str:
     >>> figure(14.234), figure(0.02345), figure(7850.0), figure(123456)
     ('14', '0.023', '7,850', '123,456')
     """
+    if not math.isfinite(number):
+        return "no finite number"
     if abs(number) >= 1000:
         return f"{number:,.0f}"
     return f"{number:.0f}" if abs(number) >= 10 else f"{number:.2g}"

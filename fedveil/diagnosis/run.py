@@ -83,7 +83,7 @@ class Run:
     def signal_to_noise(self) -> float | None:
         """The late median of ‖Σ messages‖ / ‖noise‖.  Das et al. 2022, Figure 2."""
         signal, noise = self.column("signal", "late"), self.column("noise", "late")
-        felt = noise > 0
+        felt = (noise > 0) & (self.column("participants", "late") > 0)
         return float(np.median(signal[felt] / noise[felt])) if felt.any() else None
 
     def cosine(self, part: Part) -> float | None:

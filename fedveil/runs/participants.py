@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polars import DataFrame
 
 NAME = "clients.parquet"
-MOST = 2**20  # rows in memory: 24 MB
+MOST = 2**20  # rows in memory: 32 MB
 GROUP = 2**16  # rows of a row group in the file
 
 
@@ -64,6 +64,16 @@ class Participants:
             directory.write(NAME, lambda place: _sink(rows, place))
         self._waiting.clear()
         self._rows = 0
+
+
+def refuse_broken(directory: RunDirectory) -> None:
+    """Before a run goes on whose rows could not be added to the file."""
+    import polars
+
+    path = directory.path / NAME
+    if path.is_file():
+        with reading(path):
+            polars.read_parquet_schema(path)
 
 
 def load(directory: RunDirectory, rounds: int) -> DataFrame | None:

@@ -12,6 +12,7 @@ from polars.testing import assert_frame_equal
 
 from fedveil import algorithms
 from fedveil.data.federated import Federated
+from fedveil.errors import UserError
 from fedveil.problems import Problem, heterogeneous_quadratic, zhang2022_table4
 from fedveil.runs import participants
 from fedveil.runs.directory import RunDirectory
@@ -127,6 +128,13 @@ def test_a_resumed_run_has_every_row_once(
     assert_frame_equal(metrics(tmp_path / "stopped"), metrics(tmp_path / "whole"))
     rows = [pl.read_parquet(tmp_path / name / "clients.parquet") for name in ("stopped", "whole")]
     assert_frame_equal(*rows)
+
+
+def test_a_run_whose_rows_cannot_be_read_does_not_go_on(blobs: Federated, tmp_path: Path) -> None:
+    stopped(blobs, tmp_path / "run", 4)
+    (tmp_path / "run" / "clients.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="clients.parquet is not what a run saved"):
+        restore(prepare(RECIPE, blobs, rounds=9), RunDirectory.open(tmp_path / "run"))
 
 
 def test_memory_is_bounded_where_nothing_is_saved(
