@@ -19,6 +19,7 @@ from fedveil.audit import commands as audit_commands
 from fedveil.bench import bench
 from fedveil.errors import LostError, UserError
 from fedveil.ranks import end_at_once, one_voice, tells
+from fedveil.reporting.command import report
 
 if TYPE_CHECKING:
     from fedveil.privacy.statement import Statement
@@ -275,6 +276,7 @@ def algorithms(name: Annotated[str | None, typer.Argument()] = None) -> None:
 
 audit_commands.register(app)
 app.command()(bench)
+app.command()(report)
 
 
 def _describe(path: Path) -> None:

@@ -73,6 +73,7 @@ class Dataset:
             loss=self.loss,
             notes=self.notes,
             encoder=self.encoder,
+            class_names=self.class_names,
         )
 
 
@@ -90,6 +91,7 @@ class Federated:
     unit: str = "client"
     notes: tuple[str, ...] = ()
     encoder: str | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.clients < 1:
