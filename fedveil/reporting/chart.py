@@ -85,11 +85,12 @@ def lines(
         return None
     drawn = [curve.thinned() for curve in curves]
     percent = bool(more.pop("percent", False))
-    layout = {"xaxis": {"title": x}, "yaxis": {"title": y}, **more}
+    axis = more.pop("axis", {})
+    layout = {"xaxis": {"title": x, "rangemode": "tozero"}, "yaxis": {"title": y, **axis}, **more}
     if percent:
         layout["yaxis"] = {**layout["yaxis"], "tickformat": ".0%"}
-    elif _spreads(curves):
-        layout["yaxis"] = {**layout["yaxis"], "type": "log", "dtick": 1 if _wide(curves) else "D1"}
+    elif "range" not in layout["yaxis"] and _spreads(curves):
+        layout["yaxis"] = {**layout["yaxis"], "type": "log", "dtick": 1 if _wide(curves) else "D2"}
     traces = [trace for i, curve in enumerate(drawn) for trace in _traces(curve, i, percent)]
     return Chart(
         title=title,
@@ -109,8 +110,8 @@ def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
     all_, kept = len(curves[largest].x), len(drawn[largest].x)
     if kept < all_:
         yield (
-            f"{kept} of {all_} points are drawn: of every stretch its ends' least and greatest "
-            "values are kept."
+            f"{kept} of {all_} points are drawn: both ends, and of every stretch between the least "
+            "and the greatest."
         )
 
 

@@ -40,7 +40,9 @@ def write(place: Path, text: str) -> None:
     partial = place.with_name(f".{place.name}.partial")
     with saving(place):
         try:
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as f:
+            with os.fdopen(
+                os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w"
+            ) as f:
                 f.write(text)
             partial.replace(place)
         finally:

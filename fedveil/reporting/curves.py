@@ -98,15 +98,15 @@ def spending(story: Story) -> list[Chart]:
     """ε so far."""
     members = [m for m in shown(story) if m.first.private]
     found = _curves(members, column("epsilon"))
+    asked = {m.first.settings.get("epsilon") for m in members} - {None}
+    dotted = " The dotted line is the budget." if len(asked) == 1 else ""
     delta = members[0].first.guarantee["delta"] if members else 0.0
     chart = lines(
         found, ROUNDS, "ε", "ε spent over the rounds",
-        f"What had been spent at δ = {delta:g}, had training stopped there; the dotted line is "
-        "the budget.",
+        f"What had been spent at δ = {delta:g}, had training stopped there.{dotted}",
     )  # fmt: skip
     if chart is None:
         return []
-    asked = {m.first.settings.get("epsilon") for m in members} - {None}
     chart.layout["yaxis"] = {"title": "ε", "rangemode": "tozero"}
     if len(asked) == 1:
         chart.layout["shapes"] = [_level(asked.pop())]
@@ -177,7 +177,7 @@ def bounding(story: Story) -> list[Chart]:
             lines(
                 _curves(members, column("cosine")), ROUNDS, "mean cosine",
                 "Do clients agree?", "Mean cosine of the angle between an update and the last "
-                "global step: 1 is the same direction, 0 is a right angle.",
+                "global step: 1 is the same direction, 0 is a right angle.", axis={"range": [-1.02, 1.02]},
             ),
             lines(
                 list(_biases(members)), ROUNDS, "bias", "Bias of clipping",

@@ -212,7 +212,9 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
 def _comparison(path: Path) -> tuple[list[Member], dict[str, Any] | None]:
     with reading(path / COMPARISON):
         found = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
-        listed = [(str(m["label"]), dict(m["parameters"]), list(m["runs"])) for m in found["members"]]
+        listed = [
+            (str(m["label"]), dict(m["parameters"]), list(m["runs"])) for m in found["members"]
+        ]
         selection = found.get("selection")
         if not listed or not all(runs for _, _, runs in listed):
             raise ValueError("it names no runs")
@@ -306,6 +308,4 @@ def _budget(run: Run) -> str | None:
     said = run.guarantee
     asked = None if run.settings.get("per_round") else run.settings.get("epsilon")
     epsilon = f"{asked:g}" if isinstance(asked, int | float) else rounded_up(said["epsilon"], 2)
-    return (
-        f"({epsilon}, {said['delta']:g}) towards view {said['view']}"
-    )
+    return f"({epsilon}, {said['delta']:g}) towards view {said['view']}"

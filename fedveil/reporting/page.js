@@ -3,7 +3,6 @@
   const root = document.documentElement;
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const drawn = new Set();
-  const chosen = new Map(); // chart with a slider -> the frame that is shown
   const phone = window.matchMedia("(max-width: 40rem)");
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   let printing = false;
@@ -34,7 +33,8 @@
   function axis(given, narrow) {
     const { title, ...rest } = given || {};
     return {
-      automargin: true, gridcolor: style("--line"), linecolor: style("--edge"), zeroline: false,
+      automargin: true, tickformat: given?.type === "log" ? "~g" : undefined,
+      gridcolor: style("--line"), linecolor: style("--edge"), zeroline: false,
       ticks: "outside", tickcolor: style("--edge"), ticklen: 4, nticks: narrow ? 5 : 8,
       exponentformat: "power", minexponent: 4,
       ...themed(rest), title: { text: title || "", standoff: 8 },
@@ -43,20 +43,19 @@
 
   function layout(index, narrow, traces) {
     const { xaxis, yaxis, ...rest } = charts[index].layout;
-    const legend = traces.filter((t) => t.name && t.showlegend !== false).length > 1;
+    const legend = Boolean(charts[index].frames.members); // others have theirs above them
     const bar = traces.some((t) => t.type === "heatmap") && !narrow;
     return {
       ...themed(rest), xaxis: axis(xaxis, narrow), yaxis: axis(yaxis, narrow),
       margin: { l: 12, r: bar ? 4 : 14, t: 10, b: 10 }, autosize: true,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: style("--font"), size: narrow ? 11 : 12.5, color: style("--text") },
-      showlegend: legend, legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0 },
-      hovermode: "closest",
+      showlegend: legend, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
+      hovermode: "closest", dragmode: narrow ? false : "zoom",
       hoverlabel: {
         bgcolor: style("--card"), bordercolor: style("--edge"), align: "left",
         font: { color: style("--text"), family: style("--font"), size: 12.5 }, namelength: 40,
       },
-      modebar: { bgcolor: "rgba(0,0,0,0)", color: style("--soft"), activecolor: style("--text") },
     };
   }
 
@@ -66,9 +65,13 @@
     { name: "lengthened", color: "@c2", symbol: "triangle-up" },
   ];
 
+  const member = (index) =>
+    charts[index].frames.members[document.getElementById(`member-${index}`)?.value || 0];
+  const position = (index) => Number(document.getElementById(`slider-${index}`).value);
+
   function frameTraces(index) {
-    const frames = charts[index].frames;
-    const at = chosen.get(index) || 0;
+    const frames = member(index);
+    const at = position(index);
     const frame = frames.rounds[at];
     const ever = new Set(frames.rounds.flatMap((f) => f.kind));
     const traces = KINDS.map((kind, k) => ({ kind, k })).filter(({ k }) => ever.has(k))
@@ -96,7 +99,7 @@
   function draw(index) {
     const place = document.getElementById(`chart-${index}`);
     const narrow = phone.matches && !printing;
-    const raw = charts[index].frames.rounds ? frameTraces(index) : charts[index].traces;
+    const raw = charts[index].frames.members ? frameTraces(index) : charts[index].traces;
     const traces = themed(raw).map((trace) => {
       if (trace.type !== "heatmap") return trace;
       const { title, ...bar } = trace.colorbar || {};
@@ -109,8 +112,7 @@
     const full = layout(index, narrow, traces);
     if (printing) full.width = place.closest(".wide") ? 660 : 640;
     Plotly.react(place, traces, full, {
-      responsive: !printing, displaylogo: false, displayModeBar: narrow ? false : "hover",
-      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+      responsive: !printing, displayModeBar: false,
     });
     drawn.add(index);
   }
@@ -132,15 +134,14 @@
     else root.dataset.ready = "all";
   })();
 
-  document.querySelectorAll("input[type=range]").forEach((slider) => {
-    const index = Number(slider.dataset.chart);
-    const show = () => {
-      chosen.set(index, Number(slider.value));
-      slider.setAttribute("aria-valuetext", `round ${charts[index].frames.rounds[slider.value].round}`);
-      draw(index);
-    };
-    slider.addEventListener("input", show);
-    slider.setAttribute("aria-valuetext", `round ${charts[index].frames.rounds[0].round}`);
+  function turn(index) {
+    const slider = document.getElementById(`slider-${index}`);
+    slider.max = member(index).rounds.length - 1;
+    slider.setAttribute("aria-valuetext", `round ${member(index).rounds[position(index)].round}`);
+    draw(index);
+  }
+  document.querySelectorAll(".slider input, .slider select").forEach((part) => {
+    part.addEventListener("input", () => turn(Number(part.dataset.chart)));
   });
 
   function theme(name) {

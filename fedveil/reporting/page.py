@@ -9,8 +9,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -21,6 +22,10 @@ from fedveil.reporting.chart import COLOURS, Chart
 from fedveil.reporting.load import Story
 
 MARK = "<!-- fedveil report -->"  # by it a later report knows that it may replace this one
+STROKES = {
+    "solid": "", "dash": "9 5", "dot": "2 4", "dashdot": "9 4 2 4", "longdash": "14 5",
+    "longdashdot": "14 4 2 4",
+}  # fmt: skip
 PRIVATE = (
     "This page holds private data: norms, angles, counts, accuracy curves and results of single "
     "clients. The guarantee does not cover them; keep the page where the run is kept."
@@ -44,7 +49,8 @@ def page(story: Story) -> str:
     plotly = _asset("plotly", "package_data/plotly.min.js")
     script = _asset("fedveil.reporting", "page.js")
     charts = [chart for section in sections for chart in section.charts]
-    body = "".join(_section(section, charts) for section in sections)
+    numbers = itertools.count()  # of charts, over all sections
+    body = "".join(_section(section, numbers) for section in sections)
     links = "".join(f'<li><a href="#{s.id}">{html.escape(s.title)}</a></li>' for s in sections)
     return (
         f'<!doctype html>\n{MARK}\n<html lang="en"><head><meta charset="utf-8">'
@@ -77,28 +83,39 @@ def _sections(story: Story) -> list[Section]:
     best = ""
     if len(story.members) > COLOURS:
         best = f"<p>Curves show the {COLOURS} best of {len(story.members)} settings.</p>"
-    drawn: Callable[[str, str, str, Sequence[Chart]], Section] = (
-        lambda id, title, text, charts: Section(id, title, text if charts else "", charts)
-    )
     return [
         Section("result", "Result", words.headline(story)),
         Section("privacy", "Privacy", words.privacy(story), curves.spending(story)),
-        drawn("learning", "Accuracy and loss", best, curves.learning(story)),
-        drawn("grid", "Settings against each other", "", grids.heat_maps(story)),
-        drawn("sent", "What it took", "", curves.sending(story)),
-        drawn("noise", "Signal and noise", "", curves.signal(story)),
-        drawn("angles", "Norms and angles", "", people.angles(story)),
-        drawn("bound", "What the bound does", "", curves.bounding(story)),
-        drawn("path", "Path", "", grids.paths(story)),
-        drawn("served", "Who is served badly?", "", people.served(story)),
-        drawn("confusion", "What is taken for what", "", people.confusion(story)),
+        _drawn("learning", "Accuracy and loss", best, curves.learning(story)),
+        _drawn("grid", "Settings against each other", "", grids.heat_maps(story)),
+        _drawn("sent", "What it took", "", curves.sending(story)),
+        _drawn("noise", "Signal and noise", "", curves.signal(story)),
+        _drawn("angles", "Norms and angles", "", people.angles(story)),
+        _drawn("bound", "What the bound does", "", curves.bounding(story)),
+        _drawn("path", "Path", "", grids.paths(story)),
+        drawn(
+            "served",
+            "Who is served badly?",
+            _paragraph(people.in_short(story)),
+            people.served(story),
+        ),
+        _drawn("confusion", "What is taken for what", "", people.confusion(story)),
         Section("recipe", "The recipe", words.recipes(story)),
         Section("again", "Run it again", words.again(story)),
     ]
 
 
-def _section(section: Section, charts: Sequence[Chart]) -> str:
-    figures = "".join(_figure(chart, charts.index(chart)) for chart in section.charts)
+def _drawn(id: str, title: str, text: str, charts: Sequence[Chart]) -> Section:
+    """A section that is left out when it has no charts."""
+    return Section(id, title, text if charts else "", charts)
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _section(section: Section, numbers: Iterator[int]) -> str:
+    figures = "".join(_figure(chart, next(numbers)) for chart in section.charts)
     grid = f'<div class="charts">{figures}</div>' if figures else ""
     return (
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
@@ -112,7 +129,8 @@ def _figure(chart: Chart, number: int) -> str:
     slider = _slider(chart, number) if chart.kind == "rounds" else ""
     return (
         f'<figure{wide}><h3 id="chart-{number}-title">{html.escape(chart.title)}</h3>{slider}'
-        f'<div class="chart" id="chart-{number}" style="height:{chart.height}px" role="img" '
+        f'{_legend(chart)}<div class="chart" id="chart-{number}" role="img" '
+        f'style="height:{chart.height}px" '
         f'aria-label="{html.escape(chart.alt)}"></div>'
         f"<figcaption>{html.escape(chart.caption)}</figcaption>"
         f"<details><summary>Numbers<span class='visually-hidden'> of {html.escape(chart.title)}"
@@ -120,10 +138,34 @@ def _figure(chart: Chart, number: int) -> str:
     )
 
 
+def _legend(chart: Chart) -> str:
+    """Which line is whose, where there are several; names in traces are escaped already."""
+    named = [t for t in chart.traces if "name" in t and t.get("showlegend", True)]
+    if len(named) < 2:
+        return ""
+    return f'<ul class="legend">{"".join(map(_key, named))}</ul>'
+
+
+def _key(trace: dict[str, Any]) -> str:
+    colour, dash = trace["line"]["color"].removeprefix("@"), trace["line"].get("dash", "solid")
+    stroke = f'style="stroke:var(--{colour})" stroke-dasharray="{STROKES[dash]}"'
+    swatch = f'<svg width="36" height="8" aria-hidden="true"><path d="M1 4H35" {stroke}/></svg>'
+    return f"<li>{swatch}{trace['name']}</li>"
+
+
 def _slider(chart: Chart, number: int) -> str:
-    last = len(chart.frames["rounds"]) - 1
+    told = chart.frames["members"]
+    last = len(told[0]["rounds"]) - 1
+    options = "".join(
+        f'<option value="{i}">{html.escape(m["label"])}</option>' for i, m in enumerate(told)
+    )
+    choice = (
+        f'<label for="member-{number}">Run</label>'
+        f'<select id="member-{number}" data-chart="{number}">{options}</select>'
+    )
     return (
-        f'<div class="slider"><label for="slider-{number}">Round</label>'
+        f'<div class="slider">{choice if len(told) > 1 else ""}'
+        f'<label for="slider-{number}">Round</label>'
         f'<input type="range" id="slider-{number}" min="0" max="{last}" value="0" step="1" '
         f'data-chart="{number}"><output id="said-{number}" for="slider-{number}" '
         'aria-live="polite"></output></div>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,27 @@ WORST = 0.1  # the share of clients that is looked at as badly served
 
 def angles(story: Story) -> list[Chart]:
     """Norm and angle of each client's update, round by round: Zhang et al. 2022, Fig. 1–3."""
-    charts = [_angles(member, len(story.members) > 1) for member in shown(story)]
-    return [chart for chart in charts if chart is not None]
+    known = [found for member in shown(story) if (found := _scatter(member)) is not None]
+    return [_angles(known)] if known else []
 
 
-def _angles(member: Member, several: bool) -> Chart | None:
+@dataclass(frozen=True)
+class Scatter:
+    """A member's frames, and between which norms they lie."""
+
+    member: Member
+    frames: list[dict[str, Any]]
+    played: int
+    low: float
+    high: float
+
+    def plain(self) -> dict[str, Any]:
+        """For the page's script."""
+        bound = _thresholds(self.member, [frame["round"] for frame in self.frames])
+        return {"label": self.member.label, "rounds": self.frames, "bound": bound}
+
+
+def _scatter(member: Member) -> Scatter | None:
     frame = member.first.clients()
     if frame is None:
         return None
@@ -37,7 +54,11 @@ def _angles(member: Member, several: bool) -> Chart | None:
     played = np.unique(rounds)
     chosen = played[evenly(len(played), MOST_FRAMES)]
     frames = [_frame(r, norm, angle, scale, rounds == r) for r in chosen]
-    low, high = float(norm.min()), float(norm.max())
+    return Scatter(member, frames, len(played), float(norm.min()), float(norm.max()))
+
+
+def _angles(known: Sequence[Scatter]) -> Chart:
+    low, high = min(s.low for s in known), max(s.high for s in known)
     log = high > 20 * low
     reach = np.log10([low, high]) if log else np.array([0.0, high])
     pad = 0.05 * max(float(reach[1] - reach[0]), 1e-9)
@@ -45,26 +66,24 @@ def _angles(member: Member, several: bool) -> Chart | None:
         "xaxis": {
             "title": "norm of the update",
             "type": "log" if log else "linear",
-            **({"dtick": 1} if log and high > 1000 * low else {}),
+            **({"dtick": 1 if high > 1000 * low else "D2"} if log else {}),
             "range": [float(reach[0]) - (pad if log else 0), float(reach[1]) + pad],
         },
-        "yaxis": {"title": "angle to the last global step (°)", "range": [-4, 184], "dtick": 45},
+        "yaxis": {"title": "angle (°)", "range": [-4, 184], "dtick": 45},
     }
-    of = f" of {member.label}" if several else ""
     return Chart(
-        title=f"Norms and angles{of}",
-        caption=_angles_caption(member, len(chosen), len(played), max(f["of"] for f in frames)),
+        title="Updates by norm and angle",
+        caption=_angles_caption(known),
         traces=[],
         layout=layout,
-        alt=(
-            f"Scatter of the clients' updates{of} by norm and angle, one picture for each of "
-            f"{len(chosen)} rounds. " + _frame_words(frames[0]) + " " + _frame_words(frames[-1])
-        ),
-        table=_frames_table(frames),
+        alt="Scatter of the clients' updates by norm and angle, one picture for each of "
+        f"{len(known[0].frames)} rounds. "
+        + " ".join(_frame_words(s.frames[-1], s.member.label) for s in known),
+        table=_frames_table(known),
         height=420,
         wide=True,
         kind="rounds",
-        frames={"rounds": frames, "bound": _thresholds(member, chosen), "log": log},
+        frames={"members": [s.plain() for s in known]},
     )
 
 
@@ -90,7 +109,7 @@ def round_(value: float) -> float:
     return round(float(value), 1)
 
 
-def _thresholds(member: Member, rounds: np.ndarray) -> list[float | None]:
+def _thresholds(member: Member, rounds: Sequence[int]) -> list[float | None]:
     """C of each of these rounds."""
     run = member.first
     adaptive = run.series("threshold")
@@ -100,16 +119,19 @@ def _thresholds(member: Member, rounds: np.ndarray) -> list[float | None]:
     return numbers(np.array([known.get(float(r), np.nan) for r in rounds]))
 
 
-def _angles_caption(member: Member, chosen: int, played: int, most: int) -> str:
+def _angles_caption(known: Sequence[Scatter]) -> str:
     words = [
-        "Every dot is a client's update before the bound (Zhang et al. 2022, Fig. 1–3).",
-        "The vertical line is the bound C: updates right of it are shortened.",
-        "Below 90° a client pulls where the model went last; at 90° clients do not agree.",
+        "Every dot is a client's update before the bound: its norm, and its angle to the last "
+        "global step (Zhang et al. 2022, Fig. 1–3). The vertical line is the bound C: updates "
+        "right of it are shortened. Below 90° a client pulls where the model went last; around "
+        "90° clients do not agree."
     ]
-    if len(member.runs) > 1:
-        words.append(f"Seed {member.first.seed} is shown.")
+    if any(len(s.member.runs) > 1 for s in known):
+        words.append("The first seed is shown.")
+    chosen, played = len(known[0].frames), known[0].played
     if chosen < played:
         words.append(f"{chosen} of {played} rounds can be chosen, evenly spaced.")
+    most = max(frame["of"] for s in known for frame in s.frames)
     if most > MOST_DOTS:
         words.append(
             f"At most {MOST_DOTS} of {most:,} clients of a round are drawn, evenly chosen, the "
@@ -118,23 +140,22 @@ def _angles_caption(member: Member, chosen: int, played: int, most: int) -> str:
     return " ".join(words)
 
 
-def _frame_words(frame: dict[str, Any]) -> str:
+def _frame_words(frame: dict[str, Any], label: str) -> str:
     norm, angle = frame["median"]
     return (
-        f"Round {frame['round']}: median norm {few_digits(norm)}, median angle {angle:.0f}°, "
-        f"{share(frame['shortened'])} shortened."
+        f"{label} in round {frame['round']}: median norm {few_digits(norm)}, median angle "
+        f"{angle:.0f}°, {share(frame['shortened'])} shortened."
     )
 
 
-def _frames_table(frames: Sequence[dict[str, Any]]) -> Table:
-    few = [frames[i] for i in evenly(len(frames), 12)]
-    head = ["round", "clients", "median norm", "median angle", "shortened"]
+def _frames_table(known: Sequence[Scatter]) -> Table:
     rows = [
-        [str(f["round"]), str(f["of"]), few_digits(f["median"][0]), f"{f['median'][1]:.0f}°",
-         share(f["shortened"])]
-        for f in few
+        [s.member.label, str(f["round"]), str(f["of"]), few_digits(f["median"][0]),
+         f"{f['median'][1]:.0f}°", share(f["shortened"])]
+        for s in known
+        for f in (s.frames[i] for i in evenly(len(s.frames), 12))
     ]  # fmt: skip
-    return Table(head, rows)
+    return Table(["run", "round", "clients", "median norm", "median angle", "shortened"], rows)
 
 
 def confusion(story: Story) -> list[Chart]:
@@ -236,6 +257,17 @@ def _served(member: Member) -> tuple[np.ndarray, np.ndarray] | None:
     return np.asarray(kept[0]["examples"]), accuracy
 
 
+def in_short(story: Story) -> str:
+    """What privacy does to those who are served worst, in a sentence for each member."""
+    told = [
+        f"{member.label}: the worst served tenth of clients has a mean accuracy of "
+        f"{share(worst(found[1]))}, all clients {share(float(found[1].mean()))}."
+        for member in shown(story)
+        if (found := _served(member)) is not None
+    ]
+    return " ".join(told)
+
+
 def worst(accuracy: np.ndarray) -> float:
     """Mean accuracy of the tenth of clients that is served worst."""
     count = max(1, round(WORST * len(accuracy)))
@@ -269,7 +301,7 @@ def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Chart:
         "accuracy. The further a line reaches to the left, the worse some clients are served.",
         traces=traces,
         layout={
-            "xaxis": {"title": "accuracy on a client's own training examples", "tickformat": ".0%",
+            "xaxis": {"title": "accuracy on a client's own examples", "tickformat": ".0%",
                       "range": [-0.02, 1.02]},
             "yaxis": {"title": "share of clients", "tickformat": ".0%", "range": [0, 1.02]},
         },
@@ -291,6 +323,7 @@ def _by_size(label: str, examples: np.ndarray, accuracy: np.ndarray) -> list[Cha
             span = f"{few_digits(edges[g])} – {few_digits(edges[g + 1])}"
             rows.append([span, str(len(here)), share(here.mean()), share(worst(here))])
     wide = examples.max() > 20 * max(1, examples.min())
+    axis = {"type": "log", "dtick": "D2"} if wide else {}
     sampled = "" if len(few) == len(examples) else " 1,000 clients are drawn, evenly chosen."
     return [
         Chart(
@@ -303,7 +336,7 @@ def _by_size(label: str, examples: np.ndarray, accuracy: np.ndarray) -> list[Cha
                 "hovertemplate": "%{x} examples: %{y:.1%}<extra></extra>",
             }],
             layout={
-                "xaxis": {"title": "examples of the client", "type": "log" if wide else "linear"},
+                "xaxis": {"title": "examples of the client", **axis},
                 "yaxis": {"title": "accuracy", "tickformat": ".0%", "range": [-0.02, 1.04]},
             },
             alt="Scatter of clients' accuracy by their number of examples. "

@@ -67,7 +67,7 @@ def _box(recipe: Recipe, part: str, x: int, y: int) -> str:
     place = _where(recipe, part)
     idle = " idle" if kind in IDLE else ""
     told = [*_fields(getattr(recipe, part))][:MOST_FIELDS]
-    lines = told or [DOES[part]] if not idle else ["nothing"]
+    lines = ["nothing"] if idle else told or [_formula(getattr(recipe, part)) or DOES[part]]
     texts = "".join(
         f'<text class="field" x="{x + 14}" y="{y + 66 + 17 * i}">{html.escape(line)}</text>'
         for i, line in enumerate(lines)
@@ -80,6 +80,12 @@ def _box(recipe: Recipe, part: str, x: int, y: int) -> str:
         f'<text class="place" x="{x + WIDTH - 12}" y="{y + 22}">{place}</text>'
         f'<text class="kind" x="{x + 14}" y="{y + 44}">{html.escape(kind)}</text>{texts}</g>'
     )
+
+
+def _formula(part: Any) -> str:
+    """What stands first in its docstring, where that is a formula: `u = y − x`."""
+    first = (part.__doc__ or "").partition("\n")[0].partition(":")[0].rstrip(".")
+    return first if "=" in first and len(first) <= 28 else ""
 
 
 def _kind(recipe: Recipe, part: str) -> str:

@@ -17,6 +17,7 @@ from fedveil.reporting.load import Member, Run, Story
 from fedveil.reporting.picture import pictures
 
 MOST_PICTURES = 8
+MOST_STATEMENTS = 24
 escape = html.escape
 
 
@@ -32,7 +33,9 @@ def headline(story: Story) -> str:
     member = story.alone or best(story)
     run = member.first
     cards = [_result_card(member), _guarantee_card(run), *_other_cards(member)]
-    lead = "" if story.alone else f"<p>The best of {len(story.members)}: {escape(member.label)}.</p>"
+    lead = (
+        "" if story.alone else f"<p>The best of {len(story.members)}: {escape(member.label)}.</p>"
+    )
     shown = "".join(
         f'<div class="card"><dt>{escape(name)}</dt><dd><strong>{escape(value)}</strong>'
         f"<span>{escape(note)}</span></dd></div>"
@@ -137,7 +140,7 @@ def table(content: Table, caption: str, hidden: bool = False) -> str:
     body = "".join(
         "<tr>"
         + f'<th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{_short(cell)}>{escape(cell)}</td>" for cell in row[1:])
         + "</tr>"
         for row in content.rows
     )
@@ -149,48 +152,65 @@ def table(content: Table, caption: str, hidden: bool = False) -> str:
     )
 
 
+def _short(cell: str) -> str:
+    """A number is not broken into two lines."""
+    return ' class="short"' if len(cell) < 16 else ""
+
+
 def privacy(story: Story) -> str:
-    """The statement, and each view's guarantee."""
-    member = story.alone
-    views = table(_views(story), "The guarantee towards each view")
-    if member is not None:
-        return f"{_sentence(member.first)}{views}{_statement(member.first)}"
+    """The statement, and each view's guarantee; of several members each different one once."""
+    statements: dict[str, list[Member]] = {}
+    for member in story.members:
+        statements.setdefault(_statement(member.first), []).append(member)
+    lead = f'<p class="lead">{escape(str(best(story).first.guarantee["sentence"]))}</p>'
+    if len(statements) == 1:
+        views = table(_views(story.members[0].first), "The guarantee towards each view")
+        return f"{lead}{views}{next(iter(statements))}"
     found = "".join(
-        f"<details><summary>{escape(m.label)}</summary>{_statement(m.first)}</details>"
-        for m in story.members[:MOST_STATEMENTS]
+        f"<details><summary>{escape(_names(members))}</summary>{told}</details>"
+        for told, members in list(statements.items())[:MOST_STATEMENTS]
     )
-    left = len(story.members) - MOST_STATEMENTS
-    more = f'<p class="note">Statements of {left} more are in their privacy.txt.</p>'
-    return f"{_sentence(best(story).first)}{views}{found}{more if left > 0 else ''}"
+    left = len(statements) - MOST_STATEMENTS
+    more = f'<p class="note">{left} more statements are in the runs\' privacy.txt.</p>'
+    views = table(_views_of_all(story), "The guarantee of each run towards each view")
+    return f"{lead}{views}<h3>Statements</h3>{found}{more if left > 0 else ''}"
 
 
-MOST_STATEMENTS = 24
+def _names(members: Sequence[Member]) -> str:
+    few = ", ".join(member.label for member in members[:3])
+    return few if len(members) <= 3 else f"{few} and {len(members) - 3} more"
 
 
-def _sentence(run: Run) -> str:
-    return f'<p class="lead">{escape(str(run.guarantee["sentence"]))}</p>'
+def _views(run: Run) -> Table:
+    said = run.summary["privacy"]
+    views = [view for view in VIEWS if view in said["views"]]
+    rows = [_view_row(view, said["views"][view], said["view"] == view) for view in views]
+    return Table(["who sees what", "ε", "ε over fair coins", "δ", "neighbours", "remark"], rows)
 
 
-def _views(story: Story) -> Table:
+def _views_of_all(story: Story) -> Table:
     rows = []
     for member in story.members:
-        said = member.first.summary["privacy"]
-        for view in (v for v in VIEWS if v in said["views"]):
-            rows.append(_view_row(member, view, said["views"][view], said["view"] == view))
-    head = ["run", "who sees what", "ε", "ε over fair coins", "δ", "neighbours", "remark"]
-    if story.alone:
-        return Table(head[1:], [row[1:] for row in rows])
+        run = member.first
+        views = run.summary["privacy"]["views"]
+        shown = [_epsilon(views[view]) if view in views else "–" for view in VIEWS]
+        delta = rounded_up(run.guarantee["delta"])
+        rows.append([member.label, *shown, delta, str(run.guarantee["adjacency"])])
+    head = ["run", *(f"ε, {BRIEFLY[view]}" for view in VIEWS), "δ", "neighbours"]
     return Table(head, rows)
 
 
-def _view_row(member: Member, view: str, said: dict[str, Any], own: bool) -> list[str]:
+def _epsilon(said: dict[str, Any]) -> str:
+    return "no finite ε" if said["epsilon"] is None else rounded_up(said["epsilon"])
+
+
+def _view_row(view: str, said: dict[str, Any], own: bool) -> list[str]:
     drawn = said.get("drawn")
     known = said["epsilon"] is not None
     remark = "the budget is kept against this view" if own and known else said.get("reason") or ""
     return [
-        member.label,
         f"{view}: {BRIEFLY[view]}",
-        rounded_up(said["epsilon"]) if known else "no finite ε",
+        _epsilon(said),
         rounded_up(drawn) if known and drawn is not None else "–",
         rounded_up(said["delta"]),
         str(said["adjacency"]),
@@ -203,7 +223,7 @@ def _statement(run: Run) -> str:
     entries = "".join(
         f"<div><dt>{escape(str(label))}</dt><dd>{escape(str(told))}</dd></div>"
         for label, told in run.summary["privacy"]["statement"].items()
-        if label not in VIEWS
+        if label not in (*VIEWS, "Privacy")  # which stand above it
     )
     return f'<dl class="statement">{entries}</dl>'
 

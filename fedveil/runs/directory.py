@@ -147,7 +147,7 @@ class RunDirectory:
         self._save("privacy.txt", text.encode())
 
     def save_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        """evaluation.json: confusion and clients' accuracy; private data, as all diagnostics are."""
+        """evaluation.json: confusion and clients' accuracy, which are private data."""
         text = json.dumps(evaluation, ensure_ascii=False, allow_nan=False) + "\n"
         self._save(EVALUATION, text.encode())
 

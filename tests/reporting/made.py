@@ -60,12 +60,14 @@ def write_run(
     }  # fmt: skip
     settings = {name: value for name, value in settings.items() if value is not None}
     (path / "recipe.toml").write_text(tomli_w.dumps(settings), encoding="utf-8")
-    rows = records(rounds, cohort, quality, rng, plane, diagnostics, recipe.private)
+    told = stated(recipe, population, rounds)
+    spent = told["views"][told["view"]]["epsilon"]
+    rows = records(rounds, cohort, quality, rng, plane, diagnostics, spent)
     polars.DataFrame(rows, infer_schema_length=None).write_parquet(path / "metrics.parquet")
     summary = {
         "algorithm": recipe.name, "data": "fashion-mnist", "fingerprint": "5f" * 32,
         "accuracy": rows[-1]["accuracy"], "loss": rows[-1]["loss"], "rounds": rounds,
-        "rounds_planned": rounds, "privacy": stated(recipe, population, rounds),
+        "rounds_planned": rounds, "privacy": told,
         "bytes_sent": sum(row["sent"] for row in rows), "void_rounds": 0, "rejected": 0,
         "seconds": 12.0, "seed": seed, "engine": "factored", "engine_reason": "",
         "noise": to_plain(recipe.noise), "versions": versions(),
@@ -78,7 +80,13 @@ def write_run(
 
 
 def records(
-    rounds: int, cohort: int, quality: float, rng: Any, plane: bool, diagnosed: bool, private: bool
+    rounds: int,
+    cohort: int,
+    quality: float,
+    rng: Any,
+    plane: bool,
+    diagnosed: bool,
+    spent: float | None,
 ) -> list[dict[str, Any]]:
     rows = []
     for k in range(1, rounds + 1):
@@ -88,12 +96,12 @@ def records(
         row: dict[str, Any] = {
             "round": k, "participants": cohort, "rejected": 0, "norm": norm,
             "shrunk": float(np.clip(norm / 3, 0, 1)), "signal": norm / 4,
-            "noise": 1.1 if private else 0.0, "seconds": 0.03, "sent": cohort * DIM * 4,
+            "noise": 1.1 if spent else 0.0, "seconds": 0.03, "sent": cohort * DIM * 4,
             "threshold": None, "void": False,
             "loss": float(2.3 - 1.7 * quality * done + rng.normal(0, 0.02)) if looked else None,
             "accuracy": float(0.1 + (quality - 0.1) * done + rng.normal(0, 0.006))
             if looked else None,
-            "epsilon": float(EPSILON * np.sqrt(k / rounds)) if looked and private else None,
+            "epsilon": float(spent * np.sqrt(k / rounds)) if looked and spent else None,
         }  # fmt: skip
         if diagnosed:
             row |= {
@@ -145,9 +153,7 @@ def write_comparison(
         runs = [f"member-{place}-s{seed}" for seed in range(seeds)]
         quality = 0.85 - 0.4 * place / max(1, len(members))
         for seed, run in enumerate(runs):
-            write_run(
-                path / run, recipe, parameters, seed=seed, **{"quality": quality, **more}
-            )
+            write_run(path / run, recipe, parameters, seed=seed, **{"quality": quality, **more})
         told.append(
             {"label": label, "algorithm": recipe.name, "parameters": parameters, "runs": runs,
              "accuracy": [], "loss": [], "mean": quality, "standard_error": None,
