@@ -23,6 +23,7 @@ from fedveil.flags import assignment as _assignment
 from fedveil.flags import given as _given
 from fedveil.planning.commands import plan
 from fedveil.ranks import end_at_once, one_voice, tells
+from fedveil.reporting.command import report
 
 if TYPE_CHECKING:
     from fedveil.privacy.statement import Statement
@@ -293,6 +294,7 @@ runs_cli.register(app)
 app.command()(bench)
 app.command()(plan)
 app.command()(diagnose)
+app.command()(report)
 
 
 def _describe(path: Path) -> None:

@@ -21,6 +21,7 @@ from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError, unknown
+from fedveil.evaluation import evaluation
 from fedveil.interrupt import stop_after_interrupt
 from fedveil.loop import Info, State, begin, play_round
 from fedveil.models.catalog import build
@@ -38,6 +39,7 @@ from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
 from fedveil.runs.codec import to_plain
 from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.runs.participants import Participants
+from fedveil.runs.versions import versions
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
 
 __all__ = ["Record", "Result", "Training", "checkpoint", "finish", "prepare", "restore", "train"]
@@ -172,6 +174,7 @@ class Result:
     engine: str
     engine_reason: str = ""
     path: Path | None = None
+    fingerprint: str = ""  # of the data
 
     def __repr__(self) -> str:
         return (
@@ -189,6 +192,7 @@ class Result:
         return {
             "algorithm": self.recipe.name,
             "data": self.data,
+            "fingerprint": self.fingerprint,
             "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
             "loss": self.loss if math.isfinite(self.loss) else None,
             "rounds": len(self.records),
@@ -202,6 +206,7 @@ class Result:
             "engine": self.engine,
             "engine_reason": self.engine_reason,
             "noise": to_plain(self.recipe.noise),
+            "versions": versions(),
         }
 
 
@@ -347,6 +352,9 @@ def finish(
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
             directory.save_statement(result.statement.text())
+            found = evaluation(training.task, training.state.model, training.data)
+            if found is not None and not isinstance(training.key, SecretKey):
+                directory.save_evaluation(found)
     training.team.lead("end", training.state.x)
     if refusal is not None:
         refusal.result = result
@@ -383,6 +391,7 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
         engine=training.engine.name,
         engine_reason=training.engine_reason,
         path=None if directory is None else directory.path,
+        fingerprint=training.fingerprint,
     )
 
 

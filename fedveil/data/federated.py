@@ -76,6 +76,7 @@ class Dataset:
             loss=self.loss,
             notes=self.notes,
             encoder=self.encoder,
+            class_names=self.class_names,
         )
 
 
@@ -105,6 +106,7 @@ class Federated:
     notes: tuple[str, ...] = ()
     encoder: str | None = None
     optimum: Optimum | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.clients < 1:

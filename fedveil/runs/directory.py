@@ -26,6 +26,7 @@ from fedveil.loop import State
 
 CHECKPOINT = "checkpoint.safetensors"
 TRACE = "ledger.json"
+EVALUATION = "evaluation.json"
 MODE = 0o700  # a run's directory holds private data: norms, client memory, who took part
 
 
@@ -147,6 +148,11 @@ class RunDirectory:
         """privacy.txt: the privacy statement, as a page to read."""
         self._save("privacy.txt", text.encode())
 
+    def save_evaluation(self, evaluation: Mapping[str, Any]) -> None:
+        """evaluation.json: confusion and clients' accuracy, which are private data."""
+        text = json.dumps(evaluation, ensure_ascii=False, allow_nan=False) + "\n"
+        self._save(EVALUATION, text.encode())
+
     def load_summary(self) -> dict[str, Any]:
         """summary.json of a run that has ended."""
         path = self.path / "summary.json"
@@ -162,7 +168,7 @@ class RunDirectory:
     def forget_results(self) -> None:
         """Remove what an earlier stop concluded."""
         with saving(self.path):
-            for name in ("summary.json", "privacy.txt", "model.safetensors"):
+            for name in ("summary.json", "privacy.txt", "model.safetensors", EVALUATION):
                 (self.path / name).unlink(missing_ok=True)
 
     def rounds_played(self) -> int:

@@ -1,0 +1,217 @@
+"""Charts as plain values: traces, layout, a caption, words and a table that say the same."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+MOST_POINTS = 400  # of a curve
+MOST_ROWS = 12  # of the table behind a chart
+COLOURS = 8  # @c0 … @c7, which the page's style sheet has for light and dark
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers in words of few digits, under a heading each."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One picture; colours are named @c0 … and given by the page's theme."""
+
+    title: str
+    caption: str
+    traces: list[dict[str, Any]]
+    layout: dict[str, Any]
+    alt: str
+    table: Table
+    height: int = 340
+    wide: bool = False
+    kind: str = "plain"  # "rounds" for one with a slider
+    frames: dict[str, Any] = field(default_factory=dict)  # what its slider shows
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A member's line: its mean over seeds, and the least and the greatest of them."""
+
+    label: str
+    x: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    seeds: int = 1
+
+    def thinned(self, most: int = MOST_POINTS) -> Curve:
+        """At most about so many points, the extremes of every stretch among them."""
+        keep = extremes([self.mean, self.low, self.high], most)
+        return Curve(
+            self.label, self.x[keep], self.mean[keep], self.low[keep], self.high[keep], self.seeds
+        )
+
+
+def extremes(lines: Sequence[np.ndarray], most: int) -> np.ndarray:
+    """Positions that keep both ends and each line's minimum and maximum in equal stretches.
+
+    >>> extremes([np.array([0, 9, 1, 2, -5, 3, 4, 5.0])], 6)
+    array([0, 1, 4, 7])
+    """
+    count = len(lines[0])
+    if count <= most:
+        return np.arange(count)
+    kept = {0, count - 1}
+    for part in np.array_split(np.arange(count), max(1, (most - 2) // (2 * len(lines)))):
+        for line in lines:
+            kept |= {int(part[line[part].argmin()]), int(part[line[part].argmax()])}
+    return np.array(sorted(kept))
+
+
+def lines(
+    curves: Sequence[Curve], x: str, y: str, title: str, caption: str, **more: Any
+) -> Chart | None:
+    """Lines with bands over seeds; None where there is nothing to draw."""
+    curves = [curve for curve in curves if len(curve.x)]
+    if not curves:
+        return None
+    drawn = [curve.thinned() for curve in curves]
+    percent = bool(more.pop("percent", False))
+    axis = more.pop("axis", {})
+    layout = {"xaxis": {"title": x, "rangemode": "tozero"}, "yaxis": {"title": y, **axis}, **more}
+    if percent:
+        layout["yaxis"] = {**layout["yaxis"], "tickformat": ".0%"}
+    elif "range" not in layout["yaxis"] and _spreads(curves):
+        layout["yaxis"] = {**layout["yaxis"], "type": "log", "dtick": 1 if _wide(curves) else "D2"}
+    traces = [trace for i, curve in enumerate(drawn) for trace in _traces(curve, i, percent)]
+    return Chart(
+        title=title,
+        caption=" ".join([caption, *_remarks(curves, drawn)]),
+        traces=traces,
+        layout=layout,
+        alt=f"Lines of {y} by {x}. " + " ".join(told(curve, x, percent) for curve in curves),
+        table=_table(curves, x, percent),
+    )
+
+
+def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
+    seeds = max(curve.seeds for curve in curves)
+    if seeds > 1:
+        yield f"Lines are means over {seeds} seeds, bands reach from the least to the greatest."
+    largest = max(range(len(curves)), key=lambda i: len(curves[i].x))
+    all_, kept = len(curves[largest].x), len(drawn[largest].x)
+    if kept < all_:
+        yield (
+            f"{kept} of {all_} points are drawn: both ends, and of every stretch between the least "
+            "and the greatest."
+        )
+
+
+def _traces(curve: Curve, index: int, percent: bool) -> Iterable[dict[str, Any]]:
+    colour = f"@c{index % COLOURS}"
+    x = numbers(curve.x)
+    if curve.seeds > 1:
+        yield {
+            "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
+            "x": x + x[::-1], "y": numbers(curve.high) + numbers(curve.low)[::-1],
+            "fill": "toself", "fillcolor": f"{colour}/0.2", "line": {"width": 0},
+        }  # fmt: skip
+    few = len(curve.x) <= 30
+    yield {
+        "type": "scatter", "mode": "lines+markers" if few else "lines", "name": text(curve.label),
+        "x": x, "y": numbers(curve.mean),
+        "line": {"color": colour, "width": 2, "dash": DASHES[index % COLOURS]},
+        "marker": {"color": colour, "size": 6, "symbol": SYMBOLS[index % COLOURS]},
+        "hovertemplate": f"%{{x:,}}: %{{y:{'.2%' if percent else '.4~g'}}}",
+    }  # fmt: skip
+
+
+def told(curve: Curve, x: str, percent: bool) -> str:
+    """A line in a sentence."""
+    show = share if percent else few_digits
+    least, most = float(curve.mean.min()), float(curve.mean.max())
+    return (
+        f"{curve.label}: {show(curve.mean[0])} at {x} {few_digits(curve.x[0])}, "
+        f"{show(curve.mean[-1])} at {few_digits(curve.x[-1])}; least {show(least)}, greatest "
+        f"{show(most)}."
+    )
+
+
+def _table(curves: Sequence[Curve], x: str, percent: bool) -> Table:
+    """A few points of each line."""
+    show = share if percent else few_digits
+    rows = []
+    for curve in curves:
+        for i in np.unique(np.linspace(0, len(curve.x) - 1, MOST_ROWS).round().astype(int)):
+            spread = f"{show(curve.low[i])} – {show(curve.high[i])}" if curve.seeds > 1 else ""
+            rows.append([curve.label, few_digits(curve.x[i]), show(curve.mean[i]), spread])
+    several = any(curve.seeds > 1 for curve in curves)
+    head = ["run", x, "mean" if several else "value", "over seeds"]
+    return Table(head, rows) if several else Table(head[:3], [row[:3] for row in rows])
+
+
+def _values(curves: Sequence[Curve]) -> np.ndarray:
+    return np.concatenate([curve.mean for curve in curves])
+
+
+def _spreads(curves: Sequence[Curve]) -> bool:
+    """Whether a logarithmic axis shows more: all positive, over more than a decade and a half."""
+    lows = np.concatenate([curve.low for curve in curves])
+    return bool((lows > 0).all() and _values(curves).max() > 30 * lows.min())
+
+
+def _wide(curves: Sequence[Curve]) -> bool:
+    values = _values(curves)
+    return bool(values.max() > 1000 * values.min())
+
+
+def numbers(values: np.ndarray) -> list[float | None]:
+    """For JSON, in five digits; what is not finite is null."""
+    return [float(f"{v:.5g}") if math.isfinite(v) else None for v in np.asarray(values, float)]
+
+
+def text(label: str) -> str:
+    """A user's text for a chart, whose library reads a few tags in it."""
+    return html.escape(label, quote=False)
+
+
+def few_digits(value: float) -> str:
+    """A number for a reader.
+
+    >>> few_digits(0.000012345), few_digits(1234567.0), few_digits(0.5), few_digits(float("nan"))
+    ('1.23e-05', '1,234,567', '0.5', '–')
+    """
+    if not math.isfinite(value):
+        return "–"
+    if abs(value) >= 1e9 or 0 < abs(value) < 1e-3:
+        return f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def share(value: float) -> str:
+    """A fraction in percent.
+
+    >>> share(0.83456)
+    '83.5%'
+    """
+    return f"{value:.1%}" if math.isfinite(value) else "–"
+
+
+def size(count: float) -> str:
+    """Bytes for a reader.
+
+    >>> size(512), size(31_360_000)
+    ('512 bytes', '31.4 MB')
+    """
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} bytes"

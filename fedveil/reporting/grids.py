@@ -1,0 +1,230 @@
+"""Heat maps over two varied parameters, and paths of models with two coordinates."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedveil.reporting.chart import (
+    DASHES,
+    SYMBOLS,
+    Chart,
+    Table,
+    extremes,
+    few_digits,
+    numbers,
+    share,
+    text,
+)
+from fedveil.reporting.curves import shown
+from fedveil.reporting.load import Member, Run, Story
+
+LETTERS = {
+    "steps": "K", "learning_rate": "η", "beta": "β", "clip": "C", "rounds": "rounds",
+    "server_rate": "server rate", "alpha": "α",
+}  # fmt: skip
+Value = Callable[[Member], float | None]
+
+
+def heat_maps(story: Story) -> list[Chart]:
+    """B/c over K × η, accuracy over β × γ, and accuracy over any other two that were varied."""
+    charts = [_bias(story)]
+    pairs = itertools.combinations(_grid(story), 2)
+    charts += [_accuracy(story, *_ordered(pair)) for pair in pairs]
+    return [chart for chart in charts if chart is not None]
+
+
+def _ordered(pair: tuple[str, str]) -> tuple[str, str]:
+    """A rate of learning goes up the side."""
+    return (pair[1], pair[0]) if pair[0] == "learning_rate" else pair
+
+
+def _grid(story: Story) -> list[str]:
+    """What was varied over at least two plain values."""
+    return [name for name in story.varied if len(_levels(story, name)) > 1]
+
+
+def _levels(story: Story, name: str) -> list[Any]:
+    found = {m.parameters[name] for m in story.members if _plain(m.parameters.get(name))}
+    return sorted(found, key=lambda v: (isinstance(v, str), v))
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _bias(story: Story) -> Chart | None:
+    """B/c: DP-LSGD, Fig. 3."""
+    if not {"steps", "learning_rate"} <= set(_grid(story)):
+        return None
+    return _heat(
+        story, "steps", "learning_rate", _b_over_c, few_digits,
+        "B/c over K and η",
+        "B is the root of the mean square of what the bound cuts off, c the bound; the mean over "
+        "all rounds and seeds (DP-LSGD, Fig. 3). Small is little bias.",
+    )  # fmt: skip
+
+
+def _accuracy(story: Story, across: str, up: str) -> Chart | None:
+    figure = " (Shulgin et al. 2025, Fig. 4)" if {across, up} == {"beta", "learning_rate"} else ""
+    gamma = {"learning_rate": "γ"} if figure else {}
+    return _heat(
+        story, across, up, _mean_accuracy, share,
+        f"Accuracy over {letter(across, gamma)} and {letter(up, gamma)}",
+        f"Test accuracy at the end, the mean over seeds{figure}.", gamma,
+    )  # fmt: skip
+
+
+def letter(name: str, instead: dict[str, str] | None = None) -> str:
+    """The sign of a parameter in formulas, or its name."""
+    return {**LETTERS, **(instead or {})}.get(name, name)
+
+
+def _mean_accuracy(member: Member) -> float | None:
+    found = member.results("accuracy")
+    return float(np.mean(found)) if found else None
+
+
+def _b_over_c(member: Member) -> float | None:
+    found = [value for run in member.runs if (value := _run_b_over_c(run)) is not None]
+    return float(np.mean(found)) if found else None
+
+
+def _run_b_over_c(run: Run) -> float | None:
+    moment, threshold = run.series("second_moment"), run.series("threshold")
+    if moment is None:
+        return None
+    if threshold is not None:
+        return float(np.nanmean(moment / threshold))
+    return float(np.nanmean(moment)) / run.bound if run.bound else None
+
+
+def _heat(
+    story: Story,
+    across: str,
+    up: str,
+    value: Value,
+    show: Callable[[float], str],
+    title: str,
+    caption: str,
+    letters: dict[str, str] | None = None,
+) -> Chart | None:
+    xs, ys = _levels(story, across), _levels(story, up)
+    z = np.full((len(ys), len(xs)), np.nan)
+    several = False
+    for member in story.members:
+        here, there = member.parameters.get(across), member.parameters.get(up)
+        found = value(member)
+        if here not in xs or there not in ys or found is None:
+            continue
+        cell = ys.index(there), xs.index(here)
+        several |= bool(np.isfinite(z[cell]))
+        z[cell] = np.nanmax([z[cell], found])
+    if np.isfinite(z).sum() < 4 or not np.isfinite(z).any(0).all():
+        return None
+    x_name, y_name = letter(across, letters), letter(up, letters)
+    labels = [[text(str(v)) for v in levels] for levels in (xs, ys)]
+    trace = {
+        "type": "heatmap", "x": labels[0], "y": labels[1], "z": [numbers(row) for row in z],
+        "colorscale": "@scale", "xgap": 2, "ygap": 2, "hoverongaps": False,
+        "text": [[show(v) if np.isfinite(v) else "" for v in row] for row in z],
+        "texttemplate": "%{text}" if z.size <= 100 else "",
+        "colorbar": {"tickformat": ".0%"} if show is share else {},
+        "hovertemplate": f"{x_name} = %{{x}}, {y_name} = %{{y}}: %{{text}}<extra></extra>",
+    }  # fmt: skip
+    rows = [[str(y), *(show(v) for v in row)] for y, row in zip(ys, z, strict=True)]
+    i, j = np.unravel_index(int(np.nanargmax(z)), z.shape)
+    k, m = np.unravel_index(int(np.nanargmin(z)), z.shape)
+    best = " Where other settings varied too, a cell is the greatest of them." if several else ""
+    return Chart(
+        title=title,
+        caption=caption + best,
+        traces=[trace],
+        layout={
+            "xaxis": {"title": text(x_name), "type": "category", "showgrid": False},
+            "yaxis": {"title": text(y_name), "type": "category", "showgrid": False},
+        },
+        alt=f"Heat map, {x_name} across and {y_name} up. Greatest {show(float(z[i, j]))} at "
+        f"{x_name} = {xs[int(j)]}, {y_name} = {ys[int(i)]}; least {show(float(z[k, m]))} at "
+        f"{x_name} = {xs[int(m)]}, {y_name} = {ys[int(k)]}.",
+        table=Table([f"{y_name} \\ {x_name}", *map(str, xs)], rows),
+        height=380,
+    )
+
+
+def paths(story: Story) -> list[Chart]:
+    """The model's way in two dimensions, smoothed: Das et al. 2022, Fig. 3."""
+    known = [(m.label, *found) for m in shown(story) if (found := _path(m.first)) is not None]
+    if not known:
+        return []
+    window = max(1, max(len(a) for _, a, _ in known) // 20)
+    traces = [t for i, path in enumerate(known) for t in _path_traces(i, *path, window)]
+    words = [
+        f"{label}: from ({few_digits(a[0])}, {few_digits(b[0])}) to ({few_digits(a[-1])}, "
+        f"{few_digits(b[-1])})."
+        for label, a, b in known
+    ]
+    rows = [
+        [label, str(i + 1), few_digits(a[i]), few_digits(b[i])]
+        for label, a, b in known
+        for i in np.unique(np.linspace(0, len(a) - 1, 8).round().astype(int))
+    ]
+    smooth = f"a running mean over {window} rounds" if window > 1 else "round by round"
+    return [
+        Chart(
+            title="Path of the model",
+            caption=f"The model's two coordinates, {smooth} (Das et al. 2022, Fig. 3); faint: as "
+            "they were; circle: after the first round, cross: the end. First seeds are shown.",
+            traces=traces,
+            layout={
+                "xaxis": {"title": "x₁"},
+                "yaxis": {"title": "x₂", "scaleanchor": "x", "scaleratio": 1},
+            },
+            alt="Paths in the plane. " + " ".join(words),
+            table=Table(["run", "round", "x₁", "x₂"], rows),
+            height=460,
+            wide=True,
+        )
+    ]
+
+
+def _path(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    a, b = run.series("position_0"), run.series("position_1")
+    if a is None or b is None:
+        return None
+    known = np.isfinite(a) & np.isfinite(b)
+    return a[known], b[known]
+
+
+def smoothed(values: np.ndarray, window: int) -> np.ndarray:
+    """The mean of up to `window` values before and at each place; the ends stay.
+
+    >>> smoothed(np.array([0.0, 2.0, 4.0, 6.0]), 2)
+    array([0., 1., 3., 5.])
+    """
+    sums = np.cumsum(np.concatenate([[0.0], values]))
+    at = np.arange(1, len(values) + 1)
+    start = np.maximum(0, at - window)
+    return np.asarray((sums[at] - sums[start]) / (at - start))
+
+
+def _path_traces(
+    index: int, label: str, a: np.ndarray, b: np.ndarray, window: int
+) -> Sequence[dict[str, Any]]:
+    keep = extremes([a, b], 400)
+    x, y = smoothed(a, window), smoothed(b, window)
+    colour = f"@c{index % 8}"
+    line = {"color": colour, "width": 2, "dash": DASHES[index % 8]}
+    hover = "%{x:.4~g}, %{y:.4~g}"
+    return [
+        {"type": "scatter", "mode": "lines", "x": numbers(a[keep]), "y": numbers(b[keep]),
+         "line": {"color": f"{colour}/0.3", "width": 1}, "hoverinfo": "skip", "showlegend": False},
+        {"type": "scatter", "mode": "lines", "x": numbers(x[keep]), "y": numbers(y[keep]),
+         "name": text(label), "line": line, "hovertemplate": hover},
+        {"type": "scatter", "mode": "markers", "x": numbers(np.array([a[0], x[-1]])),
+         "y": numbers(np.array([b[0], y[-1]])), "showlegend": False, "hovertemplate": hover,
+         "marker": {"color": colour, "size": 10, "symbol": ["circle-open", SYMBOLS[4]]}},
+    ]  # fmt: skip

@@ -1,0 +1,311 @@
+"""Runs and comparisons as they were saved, read for a report; what cannot be told is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedveil import __version__
+from fedveil.errors import UserError
+from fedveil.privacy.statement import rounded_up
+from fedveil.runs.directory import EVALUATION, RunDirectory, reading
+
+COMPARISON = "comparison.json"
+Floats = np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run's directory, read."""
+
+    path: Path
+    toml: str  # recipe.toml as it stands there
+    settings: dict[str, Any]
+    summary: dict[str, Any]
+    columns: dict[str, Floats]  # of metrics.parquet, as floats with NaN for null
+    evaluation: dict[str, Any] | None
+
+    @property
+    def seed(self) -> int:
+        """Of its random streams."""
+        return int(self.summary["seed"])
+
+    @property
+    def private(self) -> bool:
+        """Whether it has a finite ε towards the view it is for."""
+        return self.guarantee["epsilon"] is not None
+
+    @property
+    def guarantee(self) -> dict[str, Any]:
+        """Towards the view it is for."""
+        privacy = self.summary["privacy"]
+        found: dict[str, Any] = privacy["views"][privacy["view"]]
+        return found
+
+    @property
+    def bound(self) -> float | None:
+        """C, where the recipe fixes one."""
+        norm = self.settings.get("recipe", {}).get("bound", {}).get("norm")
+        return float(norm) if isinstance(norm, int | float) else None
+
+    def series(self, name: str) -> Floats | None:
+        """A column of the metrics; None where nothing of it was recorded."""
+        found = self.columns.get(name)
+        return None if found is None or not np.isfinite(found).any() else found
+
+    def clients(self) -> Any:
+        """clients.parquet as a data frame; None without one."""
+        import polars
+
+        path = self.path / "clients.parquet"
+        if not path.is_file():
+            return None
+        with reading(path):
+            frame = polars.read_parquet(path)
+            return frame.select("round", "client", "norm", "scale", "cosine")
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """Runs that differ in their seed only."""
+
+    label: str
+    parameters: dict[str, Any]  # those in which members differ
+    runs: tuple[Run, ...]
+
+    @property
+    def first(self) -> Run:
+        """The one that speaks for all where their seeds do not matter."""
+        return self.runs[0]
+
+    def results(self, name: str) -> list[float]:
+        """accuracy or loss at the end, one of each run that has it."""
+        found = [run.summary.get(name) for run in self.runs]
+        return [float(value) for value in found if value is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class Story:
+    """What one report tells of."""
+
+    members: tuple[Member, ...]
+    selection: dict[str, Any] | None = None  # how a comparison's best was chosen
+
+    @property
+    def alone(self) -> Member | None:
+        """The member, where there is one only."""
+        return self.members[0] if len(self.members) == 1 else None
+
+    @property
+    def varied(self) -> list[str]:
+        """The names of what members differ in."""
+        return list(dict.fromkeys(name for m in self.members for name in m.parameters))
+
+
+def load_story(paths: Sequence[Path]) -> Story:
+    """Runs' and comparisons' directories; those of different data or budgets are refused."""
+    members: list[Member] = []
+    loose: list[Run] = []
+    selection = None
+    for path in paths:
+        if (path / COMPARISON).is_file():
+            found, selection = _comparison(path)
+            members += found
+        elif (path / "comparison.toml").is_file():
+            raise UserError(
+                f"{path} has no {COMPARISON} yet: the comparison has not ended; go on with it by "
+                "`fedveil compare`."
+            )
+        else:
+            loose.append(load_run(path))
+    members += _grouped(loose)
+    refuse_unequal([run for member in members for run in member.runs])
+    return Story(tuple(members), selection)
+
+
+def load_run(path: Path) -> Run:
+    """One run; refused when it is not one, is half-written, newer than this, or has no rounds."""
+    directory = _opened(path)
+    toml_path = path / "recipe.toml"
+    with reading(toml_path):
+        toml = toml_path.read_text(encoding="utf-8")
+        settings = tomllib.loads(toml)
+    _refuse_newer(path, settings)
+    summary = directory.load_summary()
+    with reading(path / "summary.json"):
+        played = int(summary["rounds"])
+        for name in ("algorithm", "data", "seed", "rounds_planned", "bytes_sent"):
+            summary[name]
+        for view in summary["privacy"]["views"].values():
+            view["epsilon"], view["delta"], view["adjacency"], view["unit"]
+        summary["privacy"]["statement"].items()
+    if played < 1:
+        raise UserError(
+            f"{path} has played no rounds, so there is nothing to report; go on with it by "
+            f"`fedveil train --resume {path}`."
+        )
+    return Run(path, toml, settings, summary, _columns(path), _evaluation(path))
+
+
+def _opened(path: Path) -> RunDirectory:
+    if not path.exists():
+        raise UserError(f"There is no {path}; name a run's or a comparison's directory.")
+    return RunDirectory.open(path)
+
+
+def _refuse_newer(path: Path, settings: dict[str, Any]) -> None:
+    made = str(settings.get("fedveil", __version__))
+    if _number(made) > _number(__version__):
+        raise UserError(
+            f"{path} was made by fedveil {made[:20]}, which is newer than this {__version__}; "
+            "install that version to report on it."
+        )
+
+
+def _number(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version)[:3]]
+
+
+def _columns(path: Path) -> dict[str, Floats]:
+    import polars
+    from polars import selectors
+
+    file = path / "metrics.parquet"
+    if not file.is_file():
+        raise UserError(
+            f"{path} has no metrics.parquet: some of the run was not written or was lost; restore "
+            "it from a copy, or train anew from its recipe.toml."
+        )
+    with reading(file):
+        frame = polars.read_parquet(file)
+        numeric = frame.select(selectors.numeric() | selectors.boolean())
+        cast = numeric.cast(polars.Float64).fill_null(float("nan"))
+        found = {name: cast[name].to_numpy() for name in cast.columns}
+        found["round"], found["sent"], found["participants"]
+    if not len(frame):
+        raise UserError(f"{file} holds no rounds, so there is nothing to report; train anew.")
+    return found
+
+
+def _evaluation(path: Path) -> dict[str, Any] | None:
+    file = path / EVALUATION
+    if not file.is_file():
+        return None
+    with reading(file):
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        table, served = found["confusion"], found["client_accuracy"]
+        names = [str(name) for name in found["classes"]]
+        if table is not None and np.asarray(table, dtype=np.int64).shape != (len(names),) * 2:
+            raise ValueError("the confusion is not a square of the classes")
+        if served is not None and len(served["examples"]) != len(served["accuracy"]):
+            raise ValueError("clients and their accuracies are not equally many")
+        return {**found, "classes": names}
+
+
+def _comparison(path: Path) -> tuple[list[Member], dict[str, Any] | None]:
+    with reading(path / COMPARISON):
+        found = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
+        listed = [
+            (str(m["label"]), dict(m["parameters"]), list(m["runs"])) for m in found["members"]
+        ]
+        selection = found.get("selection")
+        if not listed or not all(runs for _, _, runs in listed):
+            raise ValueError("it names no runs")
+    members = [
+        Member(label, parameters, tuple(load_run(path / _inside(path, run)) for run in runs))
+        for label, parameters, runs in listed
+    ]
+    return members, selection
+
+
+def _inside(path: Path, run: str) -> str:
+    if Path(run).is_absolute() or ".." in Path(run).parts:
+        raise UserError(f"{path / COMPARISON} names the run '{run}' outside of it; correct it.")
+    return run
+
+
+def _grouped(runs: Sequence[Run]) -> list[Member]:
+    """Runs that say the same but for their seed become one member each."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(_told(run), sort_keys=True, default=str), []).append(run)
+    flat = [dict(_flat(_told(group[0]))) for group in groups.values()]
+    names = {name for facts in flat for name in facts}
+    differing = [n for n in sorted(names) if len({repr(facts.get(n)) for facts in flat}) > 1]
+    members = []
+    for facts, group in zip(flat, groups.values(), strict=True):
+        chosen = {n.removeprefix("parameters."): facts[n] for n in differing if n in facts}
+        chosen.pop("algorithm", None)
+        members.append(Member(_label(group[0], chosen), chosen, tuple(group)))
+    return _told_apart(members)
+
+
+def _told(run: Run) -> dict[str, Any]:
+    """The settings that make a member: what the user chose, or the whole recipe without those."""
+    chosen = ("algorithm", "parameters", "model", "rounds", "noise")
+    told = {name: run.settings[name] for name in chosen if name in run.settings}
+    return told if "algorithm" in told else {**told, "recipe": run.settings.get("recipe", {})}
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and name in ("parameters", "recipe"):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _label(run: Run, parameters: dict[str, Any]) -> str:
+    told = ", ".join(f"{k} = {v}" for k, v in parameters.items() if not isinstance(v, dict | list))
+    return f"{run.summary['algorithm']} ({told})" if told else str(run.summary["algorithm"])
+
+
+def _told_apart(members: list[Member]) -> list[Member]:
+    """Members with equal labels are called by the name of their first directory."""
+    labels = [member.label for member in members]
+    return [
+        Member(f"{m.label} – {m.first.path.name}", m.parameters, m.runs)
+        if labels.count(m.label) > 1
+        else m
+        for m in members
+    ]
+
+
+def refuse_unequal(runs: Sequence[Run]) -> None:
+    """Only runs on the same data and under the same budget may stand beside each other.
+
+    One without privacy may stand beside private ones: it says what privacy costs.
+    """
+    for asked, what in ((_data, "data"), (_budget, "budgets")):
+        known = [(run, asked(run)) for run in runs if asked(run) is not None]
+        for run, facts in known[1:]:
+            if facts != known[0][1]:
+                raise UserError(
+                    f"{known[0][0].path} and {run.path} cannot be compared, for their {what} "
+                    f"differ: {known[0][1]}, and {facts}; report on them one at a time."
+                )
+
+
+def _data(run: Run) -> str:
+    privacy = run.summary["privacy"]
+    mark = str(run.summary.get("fingerprint", ""))[:12]
+    return f"{run.summary['data']} with {privacy['population']:,} {privacy['unit']}s" + (
+        f" (fingerprint {mark}…)" if mark else ""
+    )
+
+
+def _budget(run: Run) -> str | None:
+    """What was asked for, or spent where a noise was given instead; None without privacy."""
+    if not run.private:
+        return None
+    said = run.guarantee
+    asked = None if run.settings.get("per_round") else run.settings.get("epsilon")
+    epsilon = f"{asked:g}" if isinstance(asked, int | float) else rounded_up(said["epsilon"], 2)
+    return f"({epsilon}, {said['delta']:g}) towards view {said['view']}"

@@ -1,0 +1,194 @@
+"""The page: sections in order, style, one copy of Plotly, and nothing from anywhere else.
+
+Text from users' files is escaped, and the browser is told to run two scripts only, by their
+SHA-256, so that none can come from data.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from fedveil import __version__
+from fedveil.reporting import curves, grids, people, words
+from fedveil.reporting.chart import COLOURS, Chart
+from fedveil.reporting.load import Story
+
+MARK = "<!-- fedveil report -->"  # by it a later report knows that it may replace this one
+STROKES = {
+    "solid": "", "dash": "9 5", "dot": "2 4", "dashdot": "9 4 2 4", "longdash": "14 5",
+    "longdashdot": "14 4 2 4",
+}  # fmt: skip
+PRIVATE = (
+    "This page holds private data: norms, angles, counts, accuracy curves and results of single "
+    "clients. The guarantee does not cover them; keep the page where the run is kept."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; left out where it has neither text nor charts."""
+
+    id: str
+    title: str
+    text: str = ""  # HTML
+    charts: Sequence[Chart] = ()
+
+
+def page(story: Story) -> str:
+    """One HTML file that needs nothing else."""
+    sections = [s for s in _sections(story) if s.text or s.charts]
+    title = html.escape(words.title(story))
+    plotly = _asset("plotly", "package_data/plotly.min.js")
+    script = _asset("fedveil.reporting", "page.js")
+    charts = [chart for section in sections for chart in section.charts]
+    numbers = itertools.count()  # of charts, over all sections
+    body = "".join(_section(section, numbers) for section in sections)
+    links = "".join(f'<li><a href="#{s.id}">{html.escape(s.title)}</a></li>' for s in sections)
+    return (
+        f'<!doctype html>\n{MARK}\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_policy(plotly, script)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,">'
+        f"<title>{title} – fedveil</title><style>{_asset('fedveil.reporting', 'page.css')}</style>"
+        f'</head><body><a class="skip" href="#main">Skip to the report</a>'
+        f"<header><div><p>fedveil report</p><h1>{title}</h1></div>{_THEMES}</header>"
+        f'<nav aria-label="Contents"><details open><summary>Contents</summary><ol>{links}</ol>'
+        f'</details></nav><main id="main"><p class="private" role="note">{PRIVATE}</p>{body}</main>'
+        f"<footer><p>Made by fedveil {__version__}. Charts by Plotly (MIT licence).</p></footer>"
+        f'<script type="application/json" id="charts">{_data(charts)}</script>'
+        f"<script>{plotly}</script><script>{script}</script></body></html>\n"
+    )
+
+
+_THEMES = (
+    '<fieldset class="themes"><legend>Theme</legend>'
+    + "".join(
+        f'<label><input type="radio" name="theme" value="{name}"{" checked" * (name == "system")}>'
+        f"<span>{name.capitalize()}</span></label>"
+        for name in ("system", "light", "dark")
+    )
+    + "</fieldset>"
+)
+
+
+def _sections(story: Story) -> list[Section]:
+    best = ""
+    if len(story.members) > COLOURS:
+        best = f"<p>Curves show the {COLOURS} best of {len(story.members)} settings.</p>"
+    return [
+        Section("result", "Result", words.headline(story)),
+        Section("privacy", "Privacy", words.privacy(story), curves.spending(story)),
+        _drawn("learning", "Accuracy and loss", best, curves.learning(story)),
+        _drawn("grid", "Settings against each other", "", grids.heat_maps(story)),
+        _drawn("sent", "What it took", "", curves.sending(story)),
+        _drawn("noise", "Signal and noise", "", curves.signal(story)),
+        _drawn("angles", "Norms and angles", "", people.angles(story)),
+        _drawn("bound", "What the bound does", "", curves.bounding(story)),
+        _drawn("path", "Path", "", grids.paths(story)),
+        drawn(
+            "served",
+            "Who is served badly?",
+            _paragraph(people.in_short(story)),
+            people.served(story),
+        ),
+        _drawn("confusion", "What is taken for what", "", people.confusion(story)),
+        Section("recipe", "The recipe", words.recipes(story)),
+        Section("again", "Run it again", words.again(story)),
+    ]
+
+
+def _drawn(id: str, title: str, text: str, charts: Sequence[Chart]) -> Section:
+    """A section that is left out when it has no charts."""
+    return Section(id, title, text if charts else "", charts)
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>"
+
+
+def _section(section: Section, numbers: Iterator[int]) -> str:
+    figures = "".join(_figure(chart, next(numbers)) for chart in section.charts)
+    grid = f'<div class="charts">{figures}</div>' if figures else ""
+    return (
+        f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
+        f'<h2 id="{section.id}-title">{html.escape(section.title)}</h2>{section.text}{grid}'
+        "</section>"
+    )
+
+
+def _figure(chart: Chart, number: int) -> str:
+    wide = ' class="wide"' if chart.wide else ""
+    slider = _slider(chart, number) if chart.kind == "rounds" else ""
+    return (
+        f'<figure{wide}><h3 id="chart-{number}-title">{html.escape(chart.title)}</h3>{slider}'
+        f'{_legend(chart)}<div class="chart" id="chart-{number}" role="img" '
+        f'style="height:{chart.height}px" '
+        f'aria-label="{html.escape(chart.alt)}"></div>'
+        f"<figcaption>{html.escape(chart.caption)}</figcaption>"
+        f"<details><summary>Numbers<span class='visually-hidden'> of {html.escape(chart.title)}"
+        f"</span></summary>{words.table(chart.table, chart.title, hidden=True)}</details></figure>"
+    )
+
+
+def _legend(chart: Chart) -> str:
+    """Which line is whose, where there are several; names in traces are escaped already."""
+    named = [t for t in chart.traces if "name" in t and t.get("showlegend", True)]
+    if len(named) < 2:
+        return ""
+    return f'<ul class="legend">{"".join(map(_key, named))}</ul>'
+
+
+def _key(trace: dict[str, Any]) -> str:
+    colour, dash = trace["line"]["color"].removeprefix("@"), trace["line"].get("dash", "solid")
+    stroke = f'style="stroke:var(--{colour})" stroke-dasharray="{STROKES[dash]}"'
+    swatch = f'<svg width="36" height="8" aria-hidden="true"><path d="M1 4H35" {stroke}/></svg>'
+    return f"<li>{swatch}{trace['name']}</li>"
+
+
+def _slider(chart: Chart, number: int) -> str:
+    told = chart.frames["members"]
+    last = len(told[0]["rounds"]) - 1
+    options = "".join(
+        f'<option value="{i}">{html.escape(m["label"])}</option>' for i, m in enumerate(told)
+    )
+    choice = (
+        f'<label for="member-{number}">Run</label>'
+        f'<select id="member-{number}" data-chart="{number}">{options}</select>'
+    )
+    return (
+        f'<div class="slider">{choice if len(told) > 1 else ""}'
+        f'<label for="slider-{number}">Round</label>'
+        f'<input type="range" id="slider-{number}" min="0" max="{last}" value="0" step="1" '
+        f'data-chart="{number}"><output id="said-{number}" for="slider-{number}" '
+        'aria-live="polite"></output></div>'
+    )
+
+
+def _data(charts: Sequence[Chart]) -> str:
+    """The charts as JSON in which no tag can begin or end."""
+    plain = [{"traces": c.traces, "layout": c.layout, "frames": c.frames} for c in charts]
+    found = json.dumps(plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _policy(*scripts: str) -> str:
+    """No network, and no script but these."""
+    sums = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    allowed = " ".join(f"'sha256-{found}'" for found in sums)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _asset(package: str, name: str) -> str:
+    found: Any = resources.files(package).joinpath(name)
+    return str(found.read_text(encoding="utf-8"))

@@ -1,0 +1,124 @@
+"""A recipe as a picture of its eight parts, drawn as SVG."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from fedveil.recipe import Recipe
+from fedveil.reporting.chart import few_digits
+from fedveil.runs.codec import recipe_from_plain, to_plain
+
+ORDER = ("cohort", "local", "report", "memory", "bound", "quantize", "noise", "server")
+IDLE = {"NoMemory", "Unbounded", "Exact", "Silent"}  # parts that leave everything as it is
+DOES = {
+    "cohort": "who takes part", "local": "what a client does", "report": "what it tells",
+    "memory": "what it keeps", "bound": "how long at most", "quantize": "on which grid",
+    "noise": "what hides it", "server": "what is made of it",
+}  # fmt: skip
+WIDTH, HEIGHT, GAP = 216, 116, 32
+MOST_FIELDS = 3
+
+
+def pictures(plain: dict[str, Any]) -> str:
+    """The parts in two rows for a wide page and in one column for a phone; one of them is shown."""
+    recipe = recipe_from_plain(plain)
+    return f'<div class="recipe">{_drawn(recipe, 4, "wide")}{_drawn(recipe, 1, "tall")}</div>'
+
+
+def _drawn(recipe: Recipe, columns: int, name: str) -> str:
+    rows = len(ORDER) // columns
+    width = columns * WIDTH + (columns - 1) * GAP + 8
+    height = rows * HEIGHT + (rows - 1) * GAP + 8
+    boxes = "".join(_box(recipe, part, *_place(i, columns)) for i, part in enumerate(ORDER))
+    arrows = "".join(_arrow(i, columns) for i in range(len(ORDER) - 1))
+    marker = (
+        f'<defs><marker id="tip-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path class="tip" d="M0 0 8 4 0 8z"/></marker></defs>'
+    )
+    told = html.escape("; ".join(f"{part}: {_kind(recipe, part)}" for part in ORDER))
+    return (
+        f'<svg class="{name}" role="img" aria-label="The recipe: {told}" '
+        f'viewBox="0 0 {width} {height}" style="max-width:{width}px">'
+        f"{marker}{arrows.replace('TIP', f'tip-{name}')}{boxes}</svg>"
+    )
+
+
+def _place(index: int, columns: int) -> tuple[int, int]:
+    return 4 + index % columns * (WIDTH + GAP), 4 + index // columns * (HEIGHT + GAP)
+
+
+def _arrow(index: int, columns: int) -> str:
+    (x, y), (to_x, to_y) = _place(index, columns), _place(index + 1, columns)
+    if y == to_y:
+        path = f"M{x + WIDTH} {y + HEIGHT // 2}H{to_x}"
+    elif x == to_x:
+        path = f"M{x + WIDTH // 2} {y + HEIGHT}V{to_y}"
+    else:
+        middle = y + HEIGHT + GAP // 2
+        path = f"M{x + WIDTH // 2} {y + HEIGHT}V{middle}H{to_x + WIDTH // 2}V{to_y}"
+    return f'<path class="arrow" d="{path}" marker-end="url(#TIP)"/>'
+
+
+def _box(recipe: Recipe, part: str, x: int, y: int) -> str:
+    kind = _kind(recipe, part)
+    place = _where(recipe, part)
+    idle = " idle" if kind in IDLE else ""
+    told = [*_fields(getattr(recipe, part))][:MOST_FIELDS]
+    lines = ["nothing"] if idle else told or [_formula(getattr(recipe, part)) or DOES[part]]
+    texts = "".join(
+        f'<text class="field" x="{x + 14}" y="{y + 66 + 17 * i}">{html.escape(line)}</text>'
+        for i, line in enumerate(lines)
+    )
+    formula = html.escape(" ".join((type(getattr(recipe, part)).__doc__ or "").split()))
+    return (
+        f'<g class="{place}{idle}"><title>{formula}</title>'
+        f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="8"/>'
+        f'<text class="part" x="{x + 14}" y="{y + 22}">{part}</text>'
+        f'<text class="place" x="{x + WIDTH - 12}" y="{y + 22}">{place}</text>'
+        f'<text class="kind" x="{x + 14}" y="{y + 44}">{html.escape(kind)}</text>{texts}</g>'
+    )
+
+
+def _formula(part: Any) -> str:
+    """What stands first in its docstring, where that is a formula: `u = y − x`."""
+    first = (part.__doc__ or "").partition("\n")[0].partition(":")[0].rstrip(".")
+    return first if "=" in first and len(first) <= 28 else ""
+
+
+def _kind(recipe: Recipe, part: str) -> str:
+    return type(getattr(recipe, part)).__name__
+
+
+def _where(recipe: Recipe, part: str) -> str:
+    """Who does it: the clients what is between cohort and noise, and noise as it says itself."""
+    if part == "noise":
+        return recipe.noise.at
+    return "server" if part in ("cohort", "server") else "client"
+
+
+def _fields(part: Any) -> Iterator[str]:
+    """`name = value`, those that differ from their default first."""
+    plain = to_plain(part)
+    defaults = {field.name: field.default for field in fields(part)}
+    names = [name for name in plain if name not in ("kind", "at")]
+    for name in sorted(names, key=lambda n: getattr(part, n) == defaults[n]):
+        yield f"{name.replace('_', ' ')} = {_value(plain[name])}"
+
+
+def _value(value: Any) -> str:
+    match value:
+        case {"kind": "Constant", "rate": rate}:
+            return few_digits(rate)
+        case {"kind": "Decay", "rate": rate, "factor": factor}:
+            return f"{few_digits(rate)} · {factor:g}^k"
+        case {"kind": "Steps", "rate": rate, "factor": factor}:
+            return f"{few_digits(rate)}, × {factor:g} at steps"
+        case bool() | str():
+            return str(value)[:18]
+        case int() | float():
+            return few_digits(value)
+        case _:
+            return "…"
