@@ -119,13 +119,14 @@ def test_what_moves_what() -> None:
 
 
 def test_a_cohort_beyond_the_population_has_no_forecast() -> None:
-    case = Case(algorithms.dp_norm_fedavg(clients=80), 10, 100, 5, UPDATES, 4.0, 1e-6)
+    noisy = {"noise_multiplier": 1.0}
+    case = Case(algorithms.dp_norm_fedavg(clients=80, **noisy), 10, 100, 5, UPDATES)
     assert moves(case)["cohort"][2] is None
     assert varied(case, "cohort", 160) is None
     changed = varied(case, "clients", 200)
     assert changed is not None
     assert changed.recipe.cohort == FixedSize(160)
-    half = varied(replace(case, recipe=algorithms.dp_norm_fedavg(rate=0.5)), "cohort", 25)
+    half = varied(replace(case, recipe=algorithms.dp_norm_fedavg(rate=0.5, **noisy)), "cohort", 25)
     assert half is not None
     assert half.recipe.cohort == Poisson(0.25)
     assert current(half, "cohort") == 25

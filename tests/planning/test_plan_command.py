@@ -57,9 +57,9 @@ def test_settings_and_flags(run: Run, tmp_path: Path) -> None:
     """A file as `fedveil train` takes it; --rate wins over its number of clients a round."""
     file = tmp_path / "plan.toml"
     file.write_text(
-        'algorithm = "dp_fedavg"\nrounds = 10\nepsilon = 3.0\nmodel = "softmax"\n'
+        'algorithm = "dp_fedavg"\nrounds = 10\nmodel = "softmax"\n'
         '[data]\ndataset = "synthetic"\nclients = 60\nfeatures = 12\n'
-        "[parameters]\nclients = 30\nclip = 2.0\n"
+        "[parameters]\nclients = 30\nclip = 2.0\nnoise_multiplier = 3.0\n"
     )
     plain = json.loads(run("plan", file, "--json").out)
     assert (plain["participants"], plain["adjacency"]) == (30, "replace-one")
@@ -69,7 +69,8 @@ def test_settings_and_flags(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_pilot_on_private_data_says_that_it_leaks(run: Run) -> None:
-    flags = ("--dataset", "digits", "--clients", 20, "--rate", 0.5, "--epsilon", 5, "--rounds", 3)
+    noise = ("--noise-multiplier", 1, "--rounds", 3)
+    flags = ("--dataset", "digits", "--clients", 20, "--rate", 0.5, *noise)
     own = run("plan", *flags, "--pilot", "own", "--theory")
     assert own.code == 0
     assert "covered by no ε" in own.out
@@ -89,7 +90,7 @@ def test_sweeps_are_drawn(run: Run) -> None:
 
 
 EVERY = {
-    "dp_fedavg_adaptive": (),
+    "dp_fedavg_adaptive": ("--rate", 1.0),
     "dp_norm_fedavg_discrete": ("--cohort", 20),
     "dp_norm_fedavg_secagg": ("--cohort", 20),
     "dp_norm_fedavg_qtdl": ("--cohort", 20, "--set", "levels=4"),
