@@ -39,6 +39,7 @@ SILENT = ("--algorithm", "fed_alpha_normec", "--set", "private=false", *DIGITS)
 FILES = {
     "recipe.toml",
     "metrics.parquet",
+    "clients.parquet",
     "model.safetensors",
     "summary.json",
     "privacy.txt",
@@ -106,7 +107,7 @@ def test_a_parameter_is_shown_as_python_has_it(run: Run) -> None:
 # A run and its directory
 
 
-def test_a_run_is_five_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_a_run_is_six_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None:
     out = trained(run("train", *NORMEC, "--rounds", 3, "--out", "a")).out
     a = tmp_path / "a"
     assert {file.name for file in a.iterdir()} == FILES | {"memory-3.npy", "ledger.json"}
