@@ -22,7 +22,8 @@ PAPERS = {
 }
 CITATION = re.compile(
     r"(?:[A-Z][\w-]+ et al\. \d{4}|DP-LSGD)(?: \([\w-]+\))?, "
-    r"(?:(?:Alg|Thm|App|eq)\. [\w–]+|§[\d.]*\d(?: \(\w+\))?|(?:Lemma|Remark|Tables?) \d+)"
+    r"(?:(?:Alg|Thm|App|eq)\. [\w–]+(?:\.\d+)?|§[\d.]*\d(?: \(\w+\))?|"
+    r"(?:Lemma|Remark|Table|Definition|Figure)s? [\d–]+)"
     r"(?:, lines? [\d–]+)?"
 )
 

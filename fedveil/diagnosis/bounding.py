@@ -73,7 +73,7 @@ SHORT = Rule(
         f"1/{figure(n['overshoot'])} of its norm {figure(n['median'])}, and the model still goes "
         "one way"
     ),
-    lambda n: f"{_raised(n)}, or the server's rate as many times",
+    lambda n: f"{_raised(n)}, or make the server's rate {figure(n['overshoot'])}× as large",
 )
 
 

@@ -26,13 +26,13 @@ def _losses(run: Run) -> Numbers | None:
         return None
     losses = [row["loss"] if math.isfinite(row["loss"]) else math.inf for row in evaluated]
     least = losses.index(min(losses))
-    before, after = evaluated[least].get("accuracy"), evaluated[-1].get("accuracy")
-    scored = before is not None and after is not None and math.isfinite(before - after)
+    before, after = (row.get("accuracy") for row in (evaluated[least], evaluated[-1]))
+    fell = math.nan if before is None or after is None else before - after
     return {
         "least": losses[least],
         "round": float(evaluated[least]["round"]),
         "last": losses[-1],
-        "fell": before - after if scored else 1.0,
+        "fell": 1.0 if math.isnan(fell) else fell,
     }
 
 

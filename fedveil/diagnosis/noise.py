@@ -8,6 +8,7 @@ third how far clients agree.
 
 from __future__ import annotations
 
+from fedveil.diagnosis.people import MISSING
 from fedveil.diagnosis.rule import Numbers, Rule, figure
 from fedveil.diagnosis.run import Run
 
@@ -18,7 +19,7 @@ AIM = 1.0  # signal to noise worth aiming at: half of a step's squared length
 def _factors(run: Run) -> Numbers | None:
     ratio, noise = run.signal_to_noise, run.mean("noise")
     signal, came = run.mean("signal"), run.mean("participants")
-    if ratio is None or not noise or signal is None or not came:
+    if ratio is None or not noise or signal is None or not came or MISSING(run):
         return None
     bounded = run.bounded() or min(run.reach, run.mean("norm") or run.reach)
     return {

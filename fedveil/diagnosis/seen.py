@@ -44,7 +44,7 @@ class Seen:
         }
 
     def _incremental(self, norms: Tensor) -> Numbers:
-        """Ψ_i = max(‖w_i‖ − c, 0) and B = √mean Ψ².  DP-LSGD, Definitions 4 and 5."""
+        """Ψ_i = max(‖w_i‖ − c, 0), DP-LSGD, Definition 4; B = √mean Ψ², DP-LSGD, Definition 5."""
         if self.clip is None or not len(norms):
             return {"incremental_norm": None, "second_moment": None}
         psi = (norms - self.clip).clamp_min(0)

@@ -133,7 +133,7 @@ def test_a_resumed_run_has_every_row_once(
 def test_a_run_whose_rows_cannot_be_read_does_not_go_on(blobs: Federated, tmp_path: Path) -> None:
     stopped(blobs, tmp_path / "run", 4)
     (tmp_path / "run" / "clients.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="clients.parquet is not what a run saved"):
+    with pytest.raises(UserError, match=r"clients\.parquet is not what a run saved"):
         restore(prepare(RECIPE, blobs, rounds=9), RunDirectory.open(tmp_path / "run"))
 
 
