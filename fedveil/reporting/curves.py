@@ -177,7 +177,8 @@ def bounding(story: Story) -> list[Chart]:
             lines(
                 _curves(members, column("cosine")), ROUNDS, "mean cosine",
                 "Do clients agree?", "Mean cosine of the angle between an update and the last "
-                "global step: 1 is the same direction, 0 is a right angle.", axis={"range": [-1.02, 1.02]},
+                "global step: 1 is the same direction, 0 is a right angle.",
+                axis={"range": [-1.02, 1.02]},
             ),
             lines(
                 list(_biases(members)), ROUNDS, "bias", "Bias of clipping",

@@ -93,7 +93,7 @@ def _sections(story: Story) -> list[Section]:
         _drawn("angles", "Norms and angles", "", people.angles(story)),
         _drawn("bound", "What the bound does", "", curves.bounding(story)),
         _drawn("path", "Path", "", grids.paths(story)),
-        drawn(
+        _drawn(
             "served",
             "Who is served badly?",
             _paragraph(people.in_short(story)),
@@ -156,9 +156,7 @@ def _key(trace: dict[str, Any]) -> str:
 def _slider(chart: Chart, number: int) -> str:
     told = chart.frames["members"]
     last = len(told[0]["rounds"]) - 1
-    options = "".join(
-        f'<option value="{i}">{html.escape(m["label"])}</option>' for i, m in enumerate(told)
-    )
+    options = "".join(f'<option value="{i}">{m["label"]}</option>' for i, m in enumerate(told))
     choice = (
         f'<label for="member-{number}">Run</label>'
         f'<select id="member-{number}" data-chart="{number}">{options}</select>'

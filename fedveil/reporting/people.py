@@ -37,7 +37,7 @@ class Scatter:
     def plain(self) -> dict[str, Any]:
         """For the page's script."""
         bound = _thresholds(self.member, [frame["round"] for frame in self.frames])
-        return {"label": self.member.label, "rounds": self.frames, "bound": bound}
+        return {"label": text(self.member.label), "rounds": self.frames, "bound": bound}
 
 
 def _scatter(member: Member) -> Scatter | None:

@@ -29,7 +29,11 @@ def stated(recipe: Recipe, population: int, rounds: int) -> dict[str, Any]:
 
 
 def a_recipe(name: str = "dp_fedavg", **parameters: Any) -> Recipe:
-    given = {"clip": 1.0, "noise_multiplier": 2.0, **parameters}
+    given = {
+        "noise_multiplier": 2.0,
+        **({"clip": 1.0} if name == "dp_fedavg" else {}),
+        **parameters,
+    }
     recipe: Recipe = algorithms.ALGORITHMS[name](**given)
     return recipe
 
