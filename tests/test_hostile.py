@@ -216,13 +216,20 @@ def test_a_table_of_a_million_columns(tmp_path: Path) -> None:
     assert "columns" in refused(lambda: read_table(wide, "client", "label"))
 
 
-def test_a_million_categories_are_a_hundred_and_other(tmp_path: Path) -> None:
-    rows = "".join(f"{i % 7},{i % 2},{i:x}\n" for i in range(10**6))
-    read = read_table(csv(tmp_path, "client,label,code\n" + rows), "client", "label")
-    category = read_table(csv(tmp_path, "client,label,code\n1,0,a\n2,1,b\n"), "client", "label")
-    assert len(category.encoder.features) == 3
-    assert len(read.encoder.features) <= table.MAX_CATEGORIES + 2
-    assert any("categories" in note for note in read.dataset.notes)
+@pytest.mark.parametrize(("rows", "suffix"), [(10**6, "parquet"), (20_000, "csv")])
+def test_a_million_categories_are_a_hundred_and_other(
+    tmp_path: Path, rows: int, suffix: str
+) -> None:
+    import polars as pl
+
+    count = pl.int_range(rows, eager=True)
+    words = "w" + count.cast(pl.String)
+    frame = pl.DataFrame({"client": count % 7, "label": count % 2, "word": words})
+    path = tmp_path / f"t.{suffix}"
+    frame.write_parquet(path) if suffix == "parquet" else frame.write_csv(path)
+    read = read_table(path, "client", "label")
+    assert len(read.encoder.features) == table.MAX_CATEGORIES + 1
+    assert any("categories; the 100 most frequent" in note for note in read.dataset.notes)
 
 
 def test_inputs_that_would_not_fit_into_memory(
