@@ -24,7 +24,7 @@ from fedveil.privacy.session import Session
 from fedveil.privacy.together import plan
 from fedveil.training import prepare
 
-RECIPE = algorithms.dp_fedavg(clients=600, noise_multiplier=1.0, clip=0.5, steps=20)
+RECIPE = algorithms.dp_fedavg(clients=600, noise_multiplier=30.0, clip=0.5, steps=20)
 ACCOUNT = Account("ab" * 32, "client")
 BUDGET = Budget(200.0, 1e-5)
 
@@ -57,11 +57,11 @@ def syncs(place: Path, count: int = 300) -> list[float]:
     return found
 
 
-def session(path: Path, number: int, rounds: int) -> Session:
-    """A run of its own noise stream."""
+def session(path: Path, number: int, rounds: int, played: int = 0) -> Session:
+    """A run of its own noise stream; rounds it has played are entered at once."""
     plans = {view: plan(RECIPE, 7850, 3000, view) for view in VIEWS}
     facts = Facts(ACCOUNT, "made up", 3000, "w1", f"seeded {number}", rounds, 1e-5, plans)
-    return Session(open_ledger(path), facts, str(number))
+    return Session(open_ledger(path), facts, str(number), played)
 
 
 def throughput(path: Path, number: int, rounds: int = 1000) -> None:
@@ -136,6 +136,8 @@ def main() -> None:
         print(f"A page is written and synced in {median(syncs(place)):.2f} ms.", flush=True)
         for number in range(3):
             throughput(place / "ledger.sqlite", number)
+        session(place / "ledger.sqlite", 3, 100_000, 100_000).close()
+        throughput(place / "ledger.sqlite", 4)
         books = open_ledger(place / "budget.sqlite")
         books.grant(ACCOUNT, "models", BUDGET, "made up", "made up")
         books.close()
