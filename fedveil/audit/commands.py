@@ -52,7 +52,7 @@ def audit(
     given = {"rounds": rounds, "seed": seed}
     flags = {name: value for name, value in given.items() if value is not None}
     with waiting("Training with canaries …"):
-        found = _audited(target, flags, canaries, kind, method, 1 - confidence)
+        found = _audited(target, flags, canaries, kind, method, round(1 - confidence, 12))
     if as_json:
         print(json.dumps(found.plain(), indent=2, ensure_ascii=False, allow_nan=False))
     else:

@@ -30,8 +30,8 @@ ONE_RUN = "nothing of the mechanism; fair coins put canaries in or left them out
 CURVE = "fair coins, and that the whole run's trade-off curve is that of a Gaussian release"
 COSINE = "what the bound assumes"
 PROJECTED = (
-    "what gaussian assumes, but of the noise only that its projection on a random direction is "
-    "nearly Gaussian; how nearly is not bounded"
+    "that noise projected on a random direction is nearly Gaussian (how nearly is not bounded), "
+    "that messages add up, and that accounting is tight"
 )
 
 

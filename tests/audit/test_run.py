@@ -15,7 +15,7 @@ import pytest
 
 from fedveil import algorithms
 from fedveil.audit import bounds, evidence
-from fedveil.audit.report import ALARM, Audit, Finding, down
+from fedveil.audit.report import ALARM, Audit, Bound, Finding, down
 from fedveil.audit.run import audit, place_canaries
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
@@ -218,6 +218,14 @@ def test_numbers_are_roundeddown() -> None:
     assert [down(x) for x in (3.6299, 0.0, 0.012349, 123.9, math.inf)] == [
         "3.62", "0", "0.0123", "123", "∞",
     ]  # fmt: skip
+
+
+def test_a_bound_above_the_proof_that_is_no_alarm_is_explained() -> None:
+    bound = Bound(4.1, "gaussian", "nothing")
+    above = Finding("models", 4.0, (bound,), p_value=0.01)
+    found = Audit("a", "client", "b", 10, 20, 1, 5, DELTA, 0.05, (above,) * 3, 1.0)
+    assert not found.alarm
+    assert "in 5% of runs with a tight proof" in found.verdict()
 
 
 def test_a_report_is_plain_values_without_infinities() -> None:
