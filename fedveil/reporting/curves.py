@@ -34,13 +34,14 @@ def column(name: str) -> Series:
 def ratio(name: str, over: str) -> Series:
     """One column over another, where that one is not zero."""
 
-    def found(run: Run) -> np.ndarray | None:
+    def quotient(run: Run) -> np.ndarray | None:
         top, below = run.series(name), run.series(over)
         if top is None or below is None or not (below > 0).any():
             return None
-        return np.divide(top, below, out=np.full_like(top, np.nan), where=below > 0)
+        found: np.ndarray = np.divide(top, below, out=np.full_like(top, np.nan), where=below > 0)
+        return found
 
-    return found
+    return quotient
 
 
 def curve(member: Member, y: Series, x: Series | None = None, label: str = "") -> Curve | None:
@@ -66,7 +67,8 @@ def _means(member: Member, x: Series, rounds: np.ndarray) -> np.ndarray:
         for run, v in zip(member.runs, found, strict=True)
         if v is not None
     ]
-    return np.mean(kept, axis=0)
+    means: np.ndarray = np.mean(kept, axis=0)
+    return means
 
 
 def _curves(members: Sequence[Member], y: Series, x: Series | None = None) -> list[Curve]:
@@ -98,7 +100,8 @@ def spending(story: Story) -> list[Chart]:
     """ε so far."""
     members = [m for m in shown(story) if m.first.private]
     found = _curves(members, column("epsilon"))
-    asked = {m.first.settings.get("epsilon") for m in members} - {None}
+    budgets = (m.first.settings.get("epsilon") for m in members)
+    asked = {float(epsilon) for epsilon in budgets if epsilon is not None}
     dotted = " The dotted line is the budget." if len(asked) == 1 else ""
     delta = members[0].first.guarantee["delta"] if members else 0.0
     chart = lines(
