@@ -200,7 +200,7 @@ def _named(s: Standing) -> str:
     """Name and varied parameters, which may be folded between."""
     varied = (f"{name}={value}" for name, value in s.parameters.items())
     bare = s.label
-    for name, value in reversed(s.parameters.items()):
+    for name, value in reversed(list(s.parameters.items())):
         bare = bare.removesuffix(f"-{name}={value}")
     return " ".join([bare, *(varied if bare != s.label else ())])
 
