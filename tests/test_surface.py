@@ -32,6 +32,7 @@ FORBIDDEN_ATTRIBUTES = {
     "os.system", "os.popen", "os.execv", "os.execvp", "os.spawnv", "torch.load", "torch.save",
     "torch.jit.load", "yaml.load", "pandas.read_pickle", "np.fromfile",
 }  # fmt: skip
+WORKERS = {"fedveil/comparing/pool.py"}  # starts fedveil itself, by a fixed list of words
 NAMES_OF_CODE = {"fedveil/__init__.py", "fedveil/models/catalog.py", "fedveil/audit/commands.py"}
 
 
@@ -69,6 +70,8 @@ FILES = sorted((ROOT / "fedveil").rglob("*.py"))
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(ROOT).as_posix())
 def test_no_code_comes_from_data(file: Path) -> None:
     found = set(findings(file.read_text(encoding="utf-8")))
+    if file.relative_to(ROOT).as_posix() in WORKERS:
+        found -= {"subprocess"}
     if file.relative_to(ROOT).as_posix() in NAMES_OF_CODE:
         found -= {"import_module"}  # of fedveil's own modules, and of a module that the user names
     assert found == set()
