@@ -39,15 +39,31 @@ def test_the_readme_s_python_example_runs() -> None:
     assert len(lines) < 10
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("fedveil")])
-def test_the_readme_s_commands_run(command: str, tmp_path: Path) -> None:
+def sittings() -> list[list[str]]:
+    """The commands of each block; one that speaks of a run of another block begins with it."""
+    found = [
+        [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ fedveil")]
+        for block in blocks(README, "console")
+    ]
+    (first,) = [c for c in commands() if c.endswith("--out runs/a")]
+    return [
+        block if first in block or "runs/a" not in "".join(block) else [first, *block]
+        for block in found
+        if block
+    ]
+
+
+@pytest.mark.parametrize("sitting", sittings(), ids=lambda commands: commands[-1])
+def test_the_readme_s_commands_run(sitting: list[str], tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    argv = [sys.executable, "-m", "fedveil", *shlex.split(command)[1:]]
-    done = subprocess.run(
-        argv, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    environment = {**os.environ, "FEDVEIL_LEDGER": str(tmp_path / "ledger.sqlite")}
+    for command in sitting:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedveil", *shlex.split(command)[1:]],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, (command, done.stderr)
+        assert done.stdout
 
 
 def test_the_readme_s_make_targets_exist_and_ci_calls_its_test_command() -> None:
