@@ -76,9 +76,9 @@ def material(name: str, settings: Settings, known: Facts, clients: int = CLIENTS
 
 def _public(name: str, like: DataSettings) -> DataSettings:
     """A public data set, split over clients as the planned data are."""
-    split = {"partition": like.partition, "clients": like.clients} if like.partition else {}
-    more = {"per_client": like.per_client, "alpha": like.alpha, "examples": like.examples}
-    return type(like)(dataset=name, **split, **more)
+    own = dict.fromkeys(("path", "client", "label", "features", "classes"))
+    clients = like.clients if like.partition else None
+    return like.model_copy(update={**own, "dataset": name, "clients": clients})
 
 
 def play(
