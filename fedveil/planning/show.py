@@ -163,7 +163,7 @@ def _bars(sweep: Sweep, found: list[list[Forecast | None]]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in (LABELS.get(sweep.name, sweep.name), "noise", "signal", "a round", "the run"):
         table.add_column(head, justify="right")
-    table.add_column("over the run, 0.1 to 100 (| where it works)")
+    table.add_column("the run, from 0.1 to 100")
     for value, (one,) in zip(sweep.values, found, strict=True):
         if one is None:
             table.add_row(f"{value:,g}", *["–"] * 4, "")
