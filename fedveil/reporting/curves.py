@@ -34,14 +34,13 @@ def column(name: str) -> Series:
 def ratio(name: str, over: str) -> Series:
     """One column over another, where that one is not zero."""
 
-    def quotient(run: Run) -> np.ndarray | None:
+    def found(run: Run) -> np.ndarray | None:
         top, below = run.series(name), run.series(over)
         if top is None or below is None or not (below > 0).any():
             return None
-        found: np.ndarray = np.divide(top, below, out=np.full_like(top, np.nan), where=below > 0)
-        return found
+        return np.asarray(np.where(below > 0, top / np.where(below > 0, below, 1), np.nan))
 
-    return quotient
+    return found
 
 
 def curve(member: Member, y: Series, x: Series | None = None, label: str = "") -> Curve | None:
@@ -67,8 +66,7 @@ def _means(member: Member, x: Series, rounds: np.ndarray) -> np.ndarray:
         for run, v in zip(member.runs, found, strict=True)
         if v is not None
     ]
-    means: np.ndarray = np.mean(kept, axis=0)
-    return means
+    return np.asarray(np.mean(kept, axis=0))
 
 
 def _curves(members: Sequence[Member], y: Series, x: Series | None = None) -> list[Curve]:
@@ -100,8 +98,7 @@ def spending(story: Story) -> list[Chart]:
     """ε so far."""
     members = [m for m in shown(story) if m.first.private]
     found = _curves(members, column("epsilon"))
-    budgets = (m.first.settings.get("epsilon") for m in members)
-    asked = {float(epsilon) for epsilon in budgets if epsilon is not None}
+    asked = {budget for m in members if (budget := m.first.budget) is not None}
     dotted = " The dotted line is the budget." if len(asked) == 1 else ""
     delta = members[0].first.guarantee["delta"] if members else 0.0
     chart = lines(
@@ -183,11 +180,7 @@ def bounding(story: Story) -> list[Chart]:
                 "global step: 1 is the same direction, 0 is a right angle.",
                 axis={"range": [-1.02, 1.02]},
             ),
-            lines(
-                list(_biases(members)), ROUNDS, "bias", "Bias of clipping",
-                "Mean |α_i − α̃_i|, own, and |α̃_i − ᾱ|, shared (Zhang et al. 2022, Thm. 3.1): how "
-                "far clipping weighs clients unequally.",
-            ),
+            *_biases(members),
             lines(
                 _curves(members, column("incremental_norm")), ROUNDS, "Ψ",
                 "Incremental norm", "Mean of Ψ = max(‖Δ‖ − c, 0), what the bound cuts off "
@@ -215,11 +208,17 @@ def _norms(run: Run) -> np.ndarray | None:
     return run.series("norm") if median is None else median
 
 
-def _biases(members: Sequence[Member]) -> Iterator[Curve]:
-    several = len(members) > 1
-    for member in members:
-        for name, word in (("bias_own", "own"), ("bias_shared", "shared")):
-            label = f"{member.label}, {word}" if several else word
-            found = curve(member, column(name), label=label)
-            if found is not None:
-                yield found
+def _biases(members: Sequence[Member]) -> Iterator[Chart | None]:
+    """Both terms in one chart for one member, and a chart for each term for several."""
+    told = (
+        "Mean |α_i − α̃_i|, own, and |α̃_i − ᾱ|, shared (Zhang et al. 2022, Thm. 3.1): how far "
+        "clipping weighs clients unequally."
+    )
+    terms = {"own": column("bias_own"), "shared": column("bias_shared")}
+    if len(members) == 1:
+        found = [curve(members[0], term, label=word) for word, term in terms.items()]
+        kept = [line for line in found if line is not None]
+        yield lines(kept, ROUNDS, "bias", "Bias of clipping", told)
+        return
+    for word, term in terms.items():
+        yield lines(_curves(members, term), ROUNDS, "bias", f"Bias of clipping, {word}", told)

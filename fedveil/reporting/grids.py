@@ -226,5 +226,5 @@ def _path_traces(
          "name": text(label), "line": line, "hovertemplate": hover},
         {"type": "scatter", "mode": "markers", "x": numbers(np.array([a[0], x[-1]])),
          "y": numbers(np.array([b[0], y[-1]])), "showlegend": False, "hovertemplate": hover,
-         "marker": {"color": colour, "size": 10, "symbol": ["circle-open", SYMBOLS[4]]}},
+         "marker": {"color": "@text", "size": 11, "symbol": ["circle-open", SYMBOLS[4]]}},
     ]  # fmt: skip

@@ -55,6 +55,12 @@ class Run:
         norm = self.settings.get("recipe", {}).get("bound", {}).get("norm")
         return float(norm) if isinstance(norm, int | float) else None
 
+    @property
+    def budget(self) -> float | None:
+        """The ε that was asked for all rounds together, if one was."""
+        asked = None if self.settings.get("per_round") else self.settings.get("epsilon")
+        return float(asked) if isinstance(asked, int | float) else None
+
     def series(self, name: str) -> Floats | None:
         """A column of the metrics; None where nothing of it was recorded."""
         found = self.columns.get(name)
@@ -306,6 +312,5 @@ def _budget(run: Run) -> str | None:
     if not run.private:
         return None
     said = run.guarantee
-    asked = None if run.settings.get("per_round") else run.settings.get("epsilon")
-    epsilon = f"{asked:g}" if isinstance(asked, int | float) else rounded_up(said["epsilon"], 2)
+    epsilon = rounded_up(said["epsilon"], 2) if run.budget is None else f"{run.budget:g}"
     return f"({epsilon}, {said['delta']:g}) towards view {said['view']}"

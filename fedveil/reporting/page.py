@@ -96,7 +96,7 @@ def _sections(story: Story) -> list[Section]:
         _drawn(
             "served",
             "Who is served badly?",
-            _paragraph(people.in_short(story)),
+            _listed(people.in_short(story)),
             people.served(story),
         ),
         _drawn("confusion", "What is taken for what", "", people.confusion(story)),
@@ -110,8 +110,9 @@ def _drawn(id: str, title: str, text: str, charts: Sequence[Chart]) -> Section:
     return Section(id, title, text if charts else "", charts)
 
 
-def _paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>"
+def _listed(sentences: Sequence[str]) -> str:
+    told = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="told">{told}</ul>'
 
 
 def _section(section: Section, numbers: Iterator[int]) -> str:

@@ -257,15 +257,14 @@ def _served(member: Member) -> tuple[np.ndarray, np.ndarray] | None:
     return np.asarray(kept[0]["examples"]), accuracy
 
 
-def in_short(story: Story) -> str:
-    """What privacy does to those who are served worst, in a sentence for each member."""
-    told = [
+def in_short(story: Story) -> list[str]:
+    """How those who are served worst fare, in a sentence for each member."""
+    return [
         f"{member.label}: the worst served tenth of clients has a mean accuracy of "
         f"{share(worst(found[1]))}, all clients {share(float(found[1].mean()))}."
         for member in shown(story)
         if (found := _served(member)) is not None
     ]
-    return " ".join(told)
 
 
 def worst(accuracy: np.ndarray) -> float:
