@@ -157,7 +157,10 @@ def _made_up(known: Facts, clients: int, alpha: float) -> Federated:
         raise UserError("There are no made-up data for numeric targets; use --pilot own.")
     shape = tuple(sample.inputs.shape[1:])
     each = max(1, round(known.examples))
-    people = clients if known.unit == "client" else max(1, -(-clients // each))
+    people = clients
+    if known.unit == "example":
+        each = min(each, clients)
+        people = -(-clients // each)
     made = synthetic(people, each, math.prod(shape), sample.classes, alpha)
     inputs, labels = made.inputs[:].reshape(-1, *shape), made.labels[:]
     data = replace(made, inputs=inputs, labels=labels, test=Examples(inputs[:1], labels[:1]))

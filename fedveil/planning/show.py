@@ -121,7 +121,7 @@ def computing(plan: Plan) -> str:
     cost = plan.cost
     how = "timed on zeros" if cost.tried else "reckoned from products"
     return (
-        f"{_scientific(cost.products)} products for a {plan.known.unit} a round; here, on one "
+        f"{_scientific(cost.products)} products for one {plan.known.unit} a round; here, on one "
         f"core, {duration(cost.seconds)} a round, {duration(cost.seconds * plan.case.rounds)} the "
         f"run ({how})."
     )

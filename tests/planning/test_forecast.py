@@ -196,6 +196,8 @@ def test_a_pilot_on_the_data_themselves_is_private(known: Facts) -> None:
     assert not material("synthetic", asked, known, 10).private
     assert material("own", asked, known, 10).data.clients == 10
     assert material("own", asked, known, 1000).data.clients == 40
+    examples = replace(known, unit="example", clients=1, examples=5000.0)
+    assert material("synthetic", asked, examples, 30).data.clients == 30
 
 
 def test_pilots_that_cannot_be(known: Facts) -> None:
