@@ -95,7 +95,8 @@ class Bars:
         """Put its bar away; a problem stays to be read."""
         with self._one:
             self._bars.remove_task(self._jobs.pop(task.name))
-            self._bars.advance(self._all)
+            if problem is None:
+                self._bars.advance(self._all)
             done = int(self._bars.tasks[0].completed)
             self._bars.update(self._all, count=f"{done}/{self._total}")
         if problem not in (None, "stopped"):
@@ -200,7 +201,7 @@ def _named(s: Standing) -> str:
     """Name and varied parameters, which may be folded between."""
     varied = (f"{name}={value}" for name, value in s.parameters.items())
     bare = s.label
-    for name, value in reversed(s.parameters.items()):
+    for name, value in reversed(list(s.parameters.items())):
         bare = bare.removesuffix(f"-{name}={value}")
     return " ".join([bare, *(varied if bare != s.label else ())])
 
