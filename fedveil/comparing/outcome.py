@@ -48,8 +48,9 @@ class Standing:
 def standings(comparison: Comparison, directory: Path) -> tuple[list[Standing], Measure]:
     """Every member from its runs on disk, and by what they are compared."""
     found = [_gathered(member, comparison.seeds, directory) for member in comparison.members]
-    classes = any(a is not None for standing in found for a in standing.accuracy)
-    measure: Measure = "accuracy" if classes else "loss"
+    scores = [score for standing in found for score in standing.accuracy]
+    known = not scores or any(score is not None for score in scores)
+    measure: Measure = "accuracy" if known else "loss"
     return judged([averaged(standing, measure) for standing in found], measure), measure
 
 

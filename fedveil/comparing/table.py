@@ -95,7 +95,8 @@ class Bars:
         """Put its bar away; a problem stays to be read."""
         with self._one:
             self._bars.remove_task(self._jobs.pop(task.name))
-            self._bars.advance(self._all)
+            if problem is None:
+                self._bars.advance(self._all)
             done = int(self._bars.tasks[0].completed)
             self._bars.update(self._all, count=f"{done}/{self._total}")
         if problem not in (None, "stopped"):
