@@ -97,6 +97,7 @@
   }
 
   function draw(index) {
+    if (!window.Plotly) return;
     const place = document.getElementById(`chart-${index}`);
     const narrow = phone.matches && !printing;
     const raw = charts[index].frames.members ? frameTraces(index) : charts[index].traces;
@@ -126,13 +127,24 @@
       if (entry.isIntersecting && !drawn.has(index)) draw(index);
     }
   }, { rootMargin: "300px" });
-  charts.forEach((_, index) => seen.observe(document.getElementById(`chart-${index}`)));
   const later = window.requestIdleCallback || ((work) => setTimeout(work, 50));
-  (function rest() {
+
+  function rest() {
     const next = charts.findIndex((_, index) => !drawn.has(index));
     if (next >= 0) later(() => { if (!drawn.has(next)) draw(next); rest(); });
     else root.dataset.ready = "all";
-  })();
+  }
+
+  // Running Plotly takes longer than all else, so the text is shown before it.
+  function start() {
+    if (window.Plotly) return;
+    const script = document.createElement("script");
+    script.textContent = document.getElementById("plotly").textContent;
+    document.body.append(script);
+    charts.forEach((_, index) => seen.observe(document.getElementById(`chart-${index}`)));
+    rest();
+  }
+  window.addEventListener("load", () => setTimeout(start, 30));
 
   function turn(index) {
     const slider = document.getElementById(`slider-${index}`);
@@ -184,6 +196,7 @@
   window.addEventListener("beforeprint", () => {
     printing = true;
     root.dataset.printing = "yes";
+    start();
     charts.forEach((_, index) => draw(index));
   });
   window.addEventListener("afterprint", () => {

@@ -64,7 +64,8 @@ def page(story: Story) -> str:
         f'</details></nav><main id="main"><p class="private" role="note">{PRIVATE}</p>{body}</main>'
         f"<footer><p>Made by fedveil {__version__}. Charts by Plotly (MIT licence).</p></footer>"
         f'<script type="application/json" id="charts">{_data(charts)}</script>'
-        f"<script>{plotly}</script><script>{script}</script></body></html>\n"
+        f'<script type="text/plain" id="plotly">{plotly}</script><script>{script}</script>'
+        "</body></html>\n"
     )
 
 

@@ -185,7 +185,9 @@ def _views(run: Run) -> Table:
     said = run.summary["privacy"]
     views = [view for view in VIEWS if view in said["views"]]
     rows = [_view_row(view, said["views"][view], said["view"] == view) for view in views]
-    return Table(["who sees what", "ε", "ε over fair coins", "δ", "neighbours", "remark"], rows)
+    head = ["who sees what", "ε", "ε over fair coins", "δ", "neighbours", "remark"]
+    kept = [i for i, name in enumerate(head) if any(row[i] not in ("–", "") for row in rows)]
+    return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _views_of_all(story: Story) -> Table:

@@ -67,7 +67,7 @@ def check(tab: Tab) -> None:
         "'.scatterlayer path, .heatmaplayer image')).map(c => c.getAttribute('aria-label'))"
     )
     assert empty == []
-    assert tab.run("document.scripts.length") == 3
+    assert tab.run("document.scripts.length") == 4  # Plotly twice: as text, and run
     assert tab.run("document.querySelectorAll('img').length") == 0
     assert tab.complaints() == []
     assert any(e.get("method") == "Network.requestWillBeSent" for e in tab.events)
