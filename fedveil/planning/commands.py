@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedveil.errors import UserError, unknown
+from fedveil.flags import assignment, given
 
 
 def plan(
@@ -75,11 +75,11 @@ def plan(
     from fedveil.progress import waiting
     from fedveil.settings import read_settings
 
-    parameters = dict(_assignment(text, "--set") for text in set_ or [])
+    parameters = dict(assignment(text, "--set") for text in set_ or [])
     if noise_multiplier is not None:
         parameters["noise_multiplier"] = noise_multiplier
-    data = _given(dataset=dataset, clients=clients)
-    flags = _given(
+    data = given(dataset=dataset, clients=clients)
+    flags = given(
         algorithm=algorithm,
         parameters=parameters or None,
         data=data or None,
@@ -93,7 +93,7 @@ def plan(
     if drawn:
         flags["parameters"] = {**parameters, **drawn}
     settings = read_settings(config, flags)
-    constants = dict(_assignment(text, "--constant") for text in constant or [])
+    constants = dict(assignment(text, "--constant") for text in constant or [])
     question = planning.Question(
         Asked(dim, shape, classes, examples, pilot),
         cosine,
@@ -166,18 +166,3 @@ def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, 
     if name == "rate" and other in taken:
         drawn["clients"] = None
     return drawn
-
-
-def _assignment(text: str, flag: str) -> tuple[str, Any]:
-    """`name=value` with the value as TOML has it, or as a word."""
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise UserError(f"{flag} {text}: write it as name=value.")
-    try:
-        return name.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return name.strip(), value
-
-
-def _given(**flags: Any) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None}
