@@ -12,6 +12,7 @@ demo: setup data
 
 test: setup data
 	@sh scripts/mnist
+	@sh scripts/chromium
 	OMP_NUM_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 2 --dist worksteal
 
 check: setup
