@@ -44,7 +44,15 @@ def training(one: Setting, data: Arrays, engine: str) -> Training:
         classes=10,
         unit=one.unit,
     )
-    run = prepare(recipe(one), federated, one.model, ROUNDS, engine=engine, evaluate_every=ROUNDS)
+    run = prepare(
+        recipe(one),
+        federated,
+        one.model,
+        ROUNDS,
+        engine=engine,
+        evaluate_every=ROUNDS,
+        diagnostics=False,
+    )
     run.key = "bench"  # a run's own key knows its engine; here all draw the same participants
     return run
 
