@@ -169,12 +169,14 @@ def public_denominator(make: Make) -> tuple[bool, str]:
     """With half of the clients the mean is half as long: the denominator is fixed."""
     claim = make()
     same = [_people(1, DIM, claim.clip)[0]] * claim.cohort
-    all_of, half = _round(make, same), _round(make, same[: claim.cohort // 2])
     direction = same[0] / np.linalg.norm(same[0])
-    noise = claim.noise_multiplier * claim.clip / claim.cohort
-    share = float(half @ direction) / float(all_of @ direction)
-    wanted = (claim.cohort // 2) / claim.cohort
-    doubt = 6 * noise / max(abs(float(all_of @ direction)), 1e-12)
+    all_of, half = (
+        float(np.mean([_round(make, same[:came], seed=seed) @ direction for seed in range(ROUNDS)]))
+        for came in (claim.cohort, claim.cohort // 2)
+    )
+    noise = claim.noise_multiplier * claim.clip / claim.cohort / math.sqrt(ROUNDS)
+    share, wanted = half / all_of, (claim.cohort // 2) / claim.cohort
+    doubt = 6 * noise / max(abs(all_of), 1e-12)
     return abs(share - wanted) <= 0.05 + doubt, f"it is {share:.2f} times as long"
 
 

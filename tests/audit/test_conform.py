@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,7 @@ class Ours:
         return state.x.numpy()
 
 
+@cache
 def broken(make: Callable[[], Any]) -> set[str]:
     """The clauses that are not kept, by the first words."""
     return {verdict.clause for verdict in conform(make) if not verdict.kept}
