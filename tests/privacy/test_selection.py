@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import dp_accounting as dp
 import numpy as np
 import pytest
+from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import _compute_rdp_repeat_and_select
 
 from fedveil import algorithms
@@ -142,6 +144,17 @@ def test_a_poisson_law_costs_little_more_than_the_library_has_it() -> None:
     found = PoissonRuns(10.0).selected(single)
     assert np.all(known <= found + 1e-12)
     assert np.all(found <= known + math.exp(-10) / (10 * (np.array(ORDERS) - 1)) + 1e-9)
+
+
+def test_between_whole_orders_the_curve_lies_above_the_library_s() -> None:
+    """The library's series at fractional orders is itself only good to a few digits."""
+    sampled = algorithms.dp_fedavg(noise_multiplier=2.0, rate=0.1, steps=1)
+    event = dp.PoissonSampledDpEvent(0.1, dp.GaussianDpEvent(2.0))
+    known = RdpAccountant(ORDERS).compose(event, 3)._rdp
+    ratio = curve(charged(sampled, 3)).orders / np.array(known)
+    assert np.all(ratio > 0.995)
+    assert np.all(ratio < 1.25)
+    assert np.allclose(ratio[np.array(ORDERS) % 1 == 0], 1.0)
 
 
 def charged(recipe: Recipe, rounds: int) -> Charged:
