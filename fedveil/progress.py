@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -138,6 +139,16 @@ def console() -> Console:
 def waiting(for_what: str) -> AbstractContextManager[object]:
     """A moving sign on a terminal while nothing else can be shown."""
     return nullcontext() if plain_output() else console().status(for_what)
+
+
+def getting_ready() -> AbstractContextManager[object]:
+    """What every command that plays waits for first."""
+    return waiting("Loading the data and settling the noise …")
+
+
+def show_json(plain: object) -> None:
+    """For a program: whole, readable, and without numbers that JSON does not know."""
+    print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def entry(label: str, text: str, width: int = 9) -> None:

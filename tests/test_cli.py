@@ -20,7 +20,7 @@ import tomli_w
 import torch
 from safetensors.torch import load_file
 
-from fedveil import algorithms
+from fedveil import algorithms, cli
 from fedveil.algorithms import ALGORITHMS
 from fedveil.citations import described
 from fedveil.data.catalog import CATALOG
@@ -47,6 +47,7 @@ FILES = {
     "checkpoint.safetensors",
 }
 ESCAPE = "\x1b"
+BUDGET = ("show", "set", "history", "verify")
 
 
 def trained(outcome: Outcome) -> Outcome:
@@ -70,6 +71,32 @@ def test_no_command_shows_the_help(run: Run) -> None:
     outcome = run()
     assert outcome.code == 2
     assert "datasets" in outcome.err
+
+
+def test_a_command_is_told_on_a_line(run: Run) -> None:
+    for group in ((), ("budget",)):
+        listed = run(*group, "--help").out.partition("Commands:\n")[2]
+        assert all(line.endswith(".") and "..." not in line for line in listed.splitlines()), listed
+
+
+@pytest.mark.parametrize(
+    "command",
+    [*(command.__name__ for command in cli.COMMANDS), *(f"budget {name}" for name in BUDGET)],
+)
+def test_every_flag_and_argument_is_explained(command: str, run: Run) -> None:
+    told = run(*command.split(), "--help").out
+    assert "\\" not in told
+    flags = re.findall(r"^  (\S.*)((?:\n   .*)*)", told.partition("Options:")[2], re.M)
+    arguments = re.findall(
+        r"^  (\S.*)((?:\n   .*)*)", _between(told, "Arguments:", "Options:"), re.M
+    )
+    assert flags
+    for first, more in flags + arguments:
+        assert re.search(r"\S  +\w|^ +\w", f"{first}{more}", re.M), first
+
+
+def _between(text: str, start: str, end: str) -> str:
+    return text.partition(start)[2].partition(end)[0]
 
 
 def test_every_data_set_is_listed(run: Run) -> None:

@@ -33,7 +33,7 @@ FORBIDDEN_ATTRIBUTES = {
     "torch.jit.load", "yaml.load", "pandas.read_pickle", "np.fromfile",
 }  # fmt: skip
 WORKERS = {"fedveil/comparing/pool.py"}  # starts fedveil itself, by a fixed list of words
-NAMES_OF_CODE = {"fedveil/__init__.py", "fedveil/models/catalog.py", "fedveil/audit/commands.py"}
+NAMES_OF_CODE = {"fedveil/__init__.py", "fedveil/models/catalog.py", "fedveil/commands/audit.py"}
 
 
 def findings(source: str) -> Iterator[str]:

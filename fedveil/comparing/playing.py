@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from fedveil.comparing.costs import room_for, together_of
 from fedveil.comparing.members import Comparison, Member, plain_settings
 from fedveil.comparing.outcome import Measure, Standing
 from fedveil.comparing.pool import Pool, Task
-from fedveil.progress import entry
+from fedveil.progress import entry, show_json
 from fedveil.runs.listing import Listed, listed
 from fedveil.settings import resolve_recipe
 
@@ -56,7 +55,7 @@ def say(
     """The table for a person, JSON for a program."""
     if as_json:
         plain = outcome.plain(comparison, found, measure, cost)
-        print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
+        show_json(plain)
     else:
         table.show(comparison, found, measure, cost)
 
@@ -74,7 +73,7 @@ def tell_selected(
     plain = outcome.plain(comparison, found, measure, None, price.plain())
     outcome.save(directory, plain)
     if as_json:
-        print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
+        show_json(plain)
         return
     if chosen is None or run is None:
         entry("Selected", "nothing: no run was drawn, which the law allows.", width=13)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedveil.commands import flags
 
 WIDTH = 13
 
 
 def diagnose(
     run: Annotated[Path, typer.Argument(help="A run's directory.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Say what is wrong with a run and what to try, with the evidence in numbers."""
+    """Say what is wrong with a run, and what to try.
+
+    Each with its evidence in numbers; and where nothing is wrong, that.
+    """
     from fedveil.diagnosis.diagnose import diagnose as examine
-    from fedveil.progress import entry
+    from fedveil.progress import entry, show_json
 
     found = examine(run)
     if as_json:
-        print(json.dumps(found.plain(), indent=2, ensure_ascii=False, allow_nan=False))
+        show_json(found.plain())
         return
     entry("Run", f"{found.run.recipe.name}: {found.facts()}.", WIDTH)
     for finding in found.wrong:

@@ -1,4 +1,4 @@
-"""`fedveil compare`. Heavy libraries are loaded when the command runs."""
+"""`fedveil compare`: several runs at one budget, and who is best."""
 
 from __future__ import annotations
 
@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
-from fedveil.flags import assignment, assignments, given
 
 if TYPE_CHECKING:
     from fedveil.comparing.members import Comparison
 
 OUT = Path("comparisons")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(compare)
 
 
 def compare(
@@ -43,33 +38,22 @@ def compare(
         list[str] | None,
         typer.Option("--set", help="A parameter of all algorithms, or of one: dp_fedavg.clip=1."),
     ] = None,
-    dataset: Annotated[str | None, typer.Option(help="See `fedveil datasets`.")] = None,
-    path: Annotated[
-        Path | None, typer.Option(help="Your own table, images, text or saved data.")
-    ] = None,
-    client: Annotated[str | None, typer.Option(help="The table's column of clients.")] = None,
-    label: Annotated[str | None, typer.Option(help="The table's column to predict.")] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="key, iid, shards, majority or dirichlet.")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
-    data_: Annotated[
-        list[str] | None,
-        typer.Option("--data", help="A setting of the data: --data alpha=0.1 (repeatable)."),
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="A model's name, or your own.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds each run plays.")] = None,
+    dataset: flags.Dataset = None,
+    path: flags.OwnData = None,
+    client: flags.ClientColumn = None,
+    label: flags.LabelColumn = None,
+    partition: flags.Partition = None,
+    clients: flags.Clients = None,
+    data_: flags.DataSettings = None,
+    model: flags.Model = None,
+    rounds: flags.Rounds = None,
     epsilon: Annotated[float | None, typer.Option(help="The ε each run may spend.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The δ that goes with it.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
-    ] = None,
-    view: Annotated[str | None, typer.Option(help="models, sum or messages.")] = None,
-    noise: Annotated[str | None, typer.Option(help="seeded or secure.")] = None,
-    engine: Annotated[str | None, typer.Option(help="auto, factored, dense or loop.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(help="Rounds between checkpoints.")
-    ] = None,
+    delta: flags.Delta = None,
+    noise_multiplier: flags.NoiseMultiplier = None,
+    view: flags.View = None,
+    noise: flags.Noise = None,
+    engine: flags.Engine = None,
+    checkpoint_every: flags.CheckpointEvery = None,
     jobs: Annotated[
         int | None, typer.Option(help="Runs at a time; as many as there are cores if not said.")
     ] = None,
@@ -96,56 +80,47 @@ def compare(
     eta: Annotated[
         float | None, typer.Option(help="Or a truncated negative binomial's η, above -1.")
     ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Where spending is recorded; FEDVEIL_LEDGER, or your own.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="The result as JSON, and nothing else.")
-    ] = False,
+    ledger: flags.Ledger = None,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Play recipes × settings × seeds at one budget on the same split, and say who is best.
+    """Play recipes × settings × seeds at one budget, compare them.
 
-    For example: fedveil compare --algorithms dp_fedavg,dp_norm_fedavg --epsilon 4 --seeds 5
+    All on the same split of the data. For example:
+
+    fedveil compare --algorithms dp_fedavg,dp_norm_fedavg --epsilon 4 --seeds 5
     """
     from fedveil.ranks import rank_and_size
 
     if rank_and_size()[1] > 1:
         raise UserError("fedveil compare starts its own processes; call it without torchrun.")
-    parameters = dict(assignment(text) for text in set_ or [])
-    if noise_multiplier is not None:
-        parameters["noise_multiplier"] = noise_multiplier
-    of_data = dict(assignment(text, "--data", "alpha=0.1") for text in data_ or [])
-    of_data |= given(
+    settings = flags.gathered(
+        set_, data_, noise_multiplier,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients,
+        clients=clients, model=model, rounds=rounds, epsilon=epsilon, delta=delta, view=view,
+        noise=noise, engine=engine, checkpoint_every=checkpoint_every,
     )  # fmt: skip
-    flags = given(
-        parameters=parameters or None, data=of_data or None, model=model, rounds=rounds,
-        epsilon=epsilon, delta=delta, view=view, noise=noise, engine=engine,
-        checkpoint_every=checkpoint_every,
-    )  # fmt: skip
-    asked = given(expect=expect, law=law, eta=eta)
+    asked = flags.given(expect=expect, law=law, eta=eta)
     if asked and not select_privately:
         raise UserError(f"--{next(iter(asked))} is about --select-privately; give both.")
     wanted = [*(targets or [])]
     named = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
     if resume is not None:
-        if flags or asked or wanted or named or grid or out is not None or select_privately:
+        if settings or asked or wanted or named or grid or out is not None or select_privately:
             raise UserError("--resume goes on with a comparison as it was; it takes no settings.")
         _go_on(resume, _jobs(jobs), ledger, cut, as_json)
     elif wanted and all(target.is_dir() for target in wanted):
-        if flags or asked or named or grid or out is not None or select_privately:
+        if settings or asked or named or grid or out is not None or select_privately:
             raise UserError("Runs that were played are compared as they are; leave settings out.")
         _told(wanted, as_json)
     else:
-        comparison = _planned(wanted, named, flags, grid or [], seeds)
+        comparison = _planned(wanted, named, settings, grid or [], seeds)
         if select_privately:
             comparison = _selecting(comparison, expect, law, eta)
         _begin(comparison, out, _jobs(jobs), ledger, cut, as_json)
 
 
 def _planned(
-    targets: list[Path], algorithms: list[str], flags: dict[str, Any], grid: list[str], seeds: str
+    targets: list[Path], algorithms: list[str], asked: dict[str, Any], grid: list[str], seeds: str
 ) -> Comparison:
     from fedveil.comparing.members import planned
 
@@ -154,8 +129,8 @@ def _planned(
             raise UserError(
                 f"{target} is a directory; compare settings files with each other, or runs."
             )
-    axes = [assignments(text) for text in grid]
-    return planned(targets, algorithms, flags, axes, _seeds(seeds))
+    axes = [flags.assignments(text) for text in grid]
+    return planned(targets, algorithms, asked, axes, _seeds(seeds))
 
 
 def _seeds(text: str) -> list[int]:

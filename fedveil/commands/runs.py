@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from fedveil.runs.listing import Listed
 
 PLACES = (Path("runs"), Path("comparisons"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this file."""
-    app.command()(runs)
 
 
 def runs(
@@ -39,9 +34,13 @@ def runs(
         bool, typer.Option("--remove", help="Delete those that are listed; asks first.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """List runs: how far they came, how good they are, what they spent; and remove them."""
+    """List the runs here, choose among them, remove them.
+
+    How far they came, how good they are, and what they spent.
+    """
+    from fedveil.progress import show_json
     from fedveil.runs.listing import STATES, find_runs, listed
 
     if state is not None and state not in STATES:
@@ -64,8 +63,7 @@ def runs(
         and (max_epsilon is None or (run.epsilon is not None and run.epsilon <= max_epsilon))
     ]
     if as_json:
-        plain = [run.plain() for run in chosen]
-        print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
+        show_json([run.plain() for run in chosen])
         return
     _show(chosen, len(found))
     if remove and chosen:

@@ -1,16 +1,16 @@
-"""bench: every engine on a user's own model and population, and the one that `auto` takes."""
+"""`fedveil bench`: every engine on a user's own model, and the one that `auto` takes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedveil.commands import flags
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -32,32 +32,38 @@ class Timing:
 
 
 def bench(
-    config: Annotated[
-        Path | None, typer.Argument(help="A TOML file, such as a run's recipe.toml.")
-    ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="See `fedveil algorithms`.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="See `fedveil datasets`.")] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="key, iid, shards, majority or dirichlet.")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many, where data have none.")] = None,
-    model: Annotated[str | None, typer.Option(help="Or what suits the data.")] = None,
+    config: flags.Config = None,
+    algorithm: flags.Algorithm = None,
+    set_: flags.Parameters = None,
+    dataset: flags.Dataset = None,
+    path: flags.OwnData = None,
+    client: flags.ClientColumn = None,
+    label: flags.LabelColumn = None,
+    partition: flags.Partition = None,
+    clients: flags.Clients = None,
+    data_: flags.DataSettings = None,
+    model: flags.Model = None,
     rounds: Annotated[int, typer.Option(help="Timed for each engine, after one more.")] = 3,
 ) -> None:
-    """Time every engine on your own model and clients, and say which one `auto` takes."""
-    from fedveil.progress import entry, waiting
+    """Time every engine on your own model and clients.
+
+    And say which one `auto` takes, and why.
+    """
+    from fedveil.progress import entry, getting_ready
     from fedveil.settings import prepare, read_settings, refuse_unnamed_data, resolve_recipe
 
     if rounds < 1:
         raise UserError(f"--rounds {rounds}: at least one round is needed to time it.")
-    data = {"dataset": dataset, "partition": partition, "clients": clients}
-    known = {name: value for name, value in data.items() if value is not None}
-    flags = {"algorithm": algorithm, "model": model, "data": known or None}
-    settings = read_settings(config, {k: v for k, v in flags.items() if v is not None})
-    refuse_unnamed_data(settings, "The settings file", "name them with --dataset")
+    asked = flags.gathered(
+        set_, data_, None,
+        dataset=dataset, path=path, client=client, label=label, partition=partition,
+        clients=clients, algorithm=algorithm, model=model,
+    )  # fmt: skip
+    settings = read_settings(config, asked)
+    refuse_unnamed_data(settings, "The settings file", "name them with --dataset or --path")
     if settings.epsilon is None and not resolve_recipe(settings).noise.settled:
         settings = settings.model_copy(update={"epsilon": 5.0})  # any amount takes as long
-    with waiting("Loading the data and settling the noise …"):
+    with getting_ready():
         training = prepare(settings.model_copy(update={"engine": "auto"}))
     choice = _choice(training, "auto")
     entry("", headline(training), width=0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from fedveil.privacy.verify import Verdict
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-Where = Annotated[
-    Path | None, typer.Option("--ledger", help="The ledger; FEDVEIL_LEDGER, or your own.")
-]
 Target = Annotated[
     str | None,
     typer.Argument(help="A run's directory, a settings file, or a data set's name or fingerprint."),
@@ -30,7 +27,7 @@ WIDTH = 13
 
 @app.callback()
 def budget() -> None:
-    """See, set and check what may be spent on each data set, over all runs."""
+    """See, set and check what all runs on data may spend."""
 
 
 @app.command()
@@ -39,12 +36,15 @@ def show(
     delta: Annotated[
         float | None, typer.Option(help="Say ε at this δ; else the budget's, or the runs' least.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
-    ledger: Where = None,
+    as_json: flags.AsJson = False,
+    ledger: flags.Ledger = None,
 ) -> None:
-    """Say what has been spent on each data set, towards each view, and of which budget."""
+    """Say what has been spent on each data set.
+
+    Towards each view, and of which budget.
+    """
     from fedveil.privacy.accounting import check_delta
-    from fedveil.progress import entry
+    from fedveil.progress import entry, show_json
 
     if delta is not None:
         check_delta(delta)
@@ -52,7 +52,7 @@ def show(
     shown = [_summary(books, account, delta) for account in _chosen(books, target)]
     if as_json:
         head = books.head._asdict() if books is not None else None
-        print(json.dumps({"head": head, "accounts": shown}, indent=2, ensure_ascii=False))
+        show_json({"head": head, "accounts": shown})
         return
     if books is None:
         print("Nothing is recorded yet.")
@@ -79,9 +79,12 @@ def set_(
         str, typer.Option(help="Whom it is kept against: models, sum or messages.")
     ] = "models",
     lift: Annotated[bool, typer.Option("--lift", help="End this view's budget.")] = False,
-    ledger: Where = None,
+    ledger: flags.Ledger = None,
 ) -> None:
-    """Set the budget of a data set, which every run on it will keep from now on."""
+    """Set the budget of a data set.
+
+    Every run on it keeps it from now on.
+    """
     from fedveil.privacy.calibrate import Budget, sensible_delta
     from fedveil.privacy.ledger import VIEWS, Account, ledger_path, open_ledger
 
@@ -107,8 +110,8 @@ def set_(
 
 
 @app.command()
-def history(target: Target = None, ledger: Where = None) -> None:
-    """List what was entered, oldest first: runs, their rounds, budgets."""
+def history(target: Target = None, ledger: flags.Ledger = None) -> None:
+    """List what was entered, oldest first."""
     from fedveil.privacy.ledger import Books
     from fedveil.progress import entry as line
 
@@ -140,9 +143,12 @@ def verify(
         bool,
         typer.Option("--anchor-anew", help="Trust the database without its .head; noted in it."),
     ] = False,
-    ledger: Where = None,
+    ledger: flags.Ledger = None,
 ) -> None:
-    """Check every entry's hash, and derive every ε again from the recorded events."""
+    """Check that the ledger is whole, and derive every ε again.
+
+    By every entry's hash, and from the recorded events.
+    """
     from fedveil.privacy.ledger import Ledger, ledger_path
     from fedveil.privacy.verify import verify as verdict_of
 

@@ -18,7 +18,10 @@ def report(
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
 ) -> None:
-    """Write what runs did and what they cost as one page that needs no network."""
+    """Write runs, or a comparison, as one page of HTML.
+
+    It needs no network, and holds private data as the runs do.
+    """
     from fedveil.reporting.load import load_story
     from fedveil.reporting.page import page
 

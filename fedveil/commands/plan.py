@@ -1,37 +1,28 @@
-"""`fedveil plan`: what a private training will be like, before it. Heavy imports wait."""
+"""`fedveil plan`: what a private training will be like, before it."""
 
 from __future__ import annotations
 
 import inspect
-import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
-from fedveil.flags import assignment, given
 
 
 def plan(
-    config: Annotated[Path | None, typer.Argument(help="A TOML file; flags win over it.")] = None,
-    algorithm: Annotated[
-        str | None, typer.Option(help="See `fedveil algorithms`; dp_norm_fedavg if none.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="A parameter of the algorithm: --set scale=1.0 (repeatable)."),
-    ] = None,
+    config: flags.Config = None,
+    algorithm: flags.Algorithm = None,
+    set_: flags.Parameters = None,
     clients: Annotated[int | None, typer.Option(help="How many there are; 100 if none.")] = None,
     cohort: Annotated[int | None, typer.Option(help="Fixed size: so many a round.")] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson: chance to take part.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds; 100 if not said.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="The ε the whole run may spend.")] = None,
-    delta: Annotated[float | None, typer.Option(help="1e-5 or less if not said.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
-    ] = None,
-    view: Annotated[str | None, typer.Option(help="models, sum or messages.")] = None,
+    epsilon: flags.Epsilon = None,
+    delta: flags.Delta = None,
+    noise_multiplier: flags.NoiseMultiplier = None,
+    view: flags.View = None,
     model: Annotated[str | None, typer.Option(help="A model's name; softmax if none.")] = None,
     dim: Annotated[int | None, typer.Option(help="Its parameters, instead of a model.")] = None,
     shape: Annotated[str | None, typer.Option(help="Of an input: 1x28x28 if not said.")] = None,
@@ -64,36 +55,30 @@ def plan(
         list[str] | None,
         typer.Option(help="A constant of the theory: --constant L=2 (repeatable)."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Say, before any training, whether it will work: noise against signal, cost, a verdict.
+    """Say whether it will work, before any training.
 
-    For example: fedveil plan --clients 3000 --rate 0.2 --rounds 200 --epsilon 5
+    Noise against signal, bytes, time, and a verdict; of a data set only the sizes are
+    used, unless --pilot own is asked for. For example:
+
+    fedveil plan --clients 3000 --rate 0.2 --rounds 200 --epsilon 5
     """
     from fedveil.planning import plan as planning
     from fedveil.planning.facts import Asked
-    from fedveil.progress import waiting
+    from fedveil.progress import show_json, waiting
     from fedveil.settings import read_settings
 
-    parameters = dict(assignment(text, "--set") for text in set_ or [])
-    if noise_multiplier is not None:
-        parameters["noise_multiplier"] = noise_multiplier
-    data = given(dataset=dataset, clients=clients)
-    flags = given(
-        algorithm=algorithm,
-        parameters=parameters or None,
-        data=data or None,
-        model=model,
-        rounds=rounds,
-        epsilon=epsilon,
-        delta=delta,
-        view=view,
-    )
-    drawn = _drawn(read_settings(config, flags).algorithm, cohort, rate)
+    asked = flags.gathered(
+        set_, None, noise_multiplier,
+        dataset=dataset, clients=clients, algorithm=algorithm, model=model, rounds=rounds,
+        epsilon=epsilon, delta=delta, view=view,
+    )  # fmt: skip
+    drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)
     if drawn:
-        flags["parameters"] = {**parameters, **drawn}
-    settings = read_settings(config, flags)
-    constants = dict(assignment(text, "--constant") for text in constant or [])
+        asked["parameters"] = asked.get("parameters", {}) | drawn
+    settings = read_settings(config, asked)
+    constants = dict(flags.assignment(text, "--constant") for text in constant or [])
     question = planning.Question(
         Asked(dim, shape, classes, examples, pilot),
         cosine,
@@ -108,7 +93,7 @@ def plan(
         sweeps = _sweeps(made, sweep or [])
         found = planning.swept(made.case, sweeps) if sweeps else []
     if as_json:
-        print(json.dumps(_plain(made, sweeps, found), indent=2, ensure_ascii=False))
+        show_json(_plain(made, sweeps, found))
         return
     _show(made, sweeps, found)
 

@@ -1,4 +1,4 @@
-"""`fedveil audit` and `fedveil conform`. Heavy libraries are loaded when a command runs."""
+"""`fedveil audit` and `fedveil conform`: what is found against what is claimed."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.commands import flags
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
     from fedveil.audit.report import Audit
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this file."""
-    app.command()(audit)
-    app.command()(conform)
 
 
 def audit(
@@ -35,26 +30,24 @@ def audit(
         int | None, typer.Option(help="Other than the settings say; noise is settled anew.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Other than the settings say.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+    as_json: flags.AsJson = False,
 ) -> None:
-    """Train once with canaries and bound ε from below, beside what is proven.
+    """Train once with canaries, and bound ε from below.
 
-    Ends with 1 if the run contradicts its proof. The model of an audited run is thrown away.
+    The bound stands beside what is proven. Ends with 1 if the run contradicts its proof. The model
+    of an audited run is thrown away.
     """
-    import json
-
-    from fedveil.progress import entry, waiting
+    from fedveil.progress import entry, show_json, waiting
 
     if not 0.5 < confidence < 1:
         raise UserError(
             f"confidence is {confidence:g}; it must lie between 0.5 and 1, such as 0.95."
         )
-    given = {"rounds": rounds, "seed": seed}
-    flags = {name: value for name, value in given.items() if value is not None}
+    asked = flags.given(rounds=rounds, seed=seed)
     with waiting("Training with canaries …"):
-        found = _audited(target, flags, canaries, kind, method, round(1 - confidence, 12))
+        found = _audited(target, asked, canaries, kind, method, round(1 - confidence, 12))
     if as_json:
-        print(json.dumps(found.plain(), indent=2, ensure_ascii=False, allow_nan=False))
+        show_json(found.plain())
     else:
         for label, text in found.entries():
             entry(label, text, width=13)
@@ -65,10 +58,10 @@ def audit(
 def conform(
     module: Annotated[str, typer.Argument(help="my_adapter.py or package.my_adapter.")],
 ) -> None:
-    """Hold an aggregator to the contract it claims, through an adapter.
+    """Hold another's aggregator to the contract it claims.
 
-    The module has a list AGGREGATORS of classes: see examples/flower_adapter.py. Ends with 1 if a
-    clause is not kept.
+    The module is an adapter with a list AGGREGATORS of classes, as examples/flower_adapter.py.
+    Ends with 1 if a clause is not kept.
     """
     from fedveil.audit.conform import conform as checked
     from fedveil.progress import entry
@@ -85,7 +78,7 @@ def conform(
 
 
 def _audited(
-    target: Path, flags: dict[str, Any], canaries: int, kind: Any, method: Any, alpha: float
+    target: Path, asked: dict[str, Any], canaries: int, kind: Any, method: Any, alpha: float
 ) -> Audit:
     from fedveil.audit.run import audited, place_canaries
     from fedveil.settings import (
@@ -96,7 +89,7 @@ def _audited(
         resolve_recipe,
     )
 
-    settings = read_settings(target / "recipe.toml" if target.is_dir() else target, flags)
+    settings = read_settings(target / "recipe.toml" if target.is_dir() else target, asked)
     refuse_unnamed_data(settings, f"{target}", "audit it from Python")
     recipe = resolve_recipe(settings)
     data = load_data(settings.data)
