@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from fedveil.errors import UserError
     from fedveil.privacy.calibrate import Budget
     from fedveil.recipe import Recipe
-    from fedveil.training import Result, train
+    from fedveil.result import Result
+    from fedveil.training import train
 
 __version__ = "0.1.0"
 
@@ -51,7 +52,7 @@ _PUBLIC = {
     "synthetic": "data.synthetic",
     "Budget": "privacy.calibrate",
     "Recipe": "recipe",
-    "Result": "training",
+    "Result": "result",
     "UserError": "errors",
     "train": "training",
 }

@@ -17,7 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from fedveil.training import Record, Result, Training
+    from fedveil.records import Record
+    from fedveil.result import Result
+    from fedveil.training import Training
 
 
 class Watcher(Protocol):

@@ -35,11 +35,11 @@ from fedveil.privacy.statement import Guarantee, Statement, guarantee, statement
 from fedveil.probe import probed
 from fedveil.recipe import Recipe, View
 from fedveil.records import Record
+from fedveil.result import Result
 from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
 from fedveil.runs.codec import to_plain
 from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.runs.participants import Participants
-from fedveil.runs.versions import versions
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
 
 __all__ = ["Record", "Result", "Training", "checkpoint", "finish", "prepare", "restore", "train"]
@@ -156,58 +156,6 @@ class Training:
         if len(x) == 2:
             found["position_0"], found["position_1"] = x.tolist()
         return found
-
-
-@dataclass(frozen=True, repr=False)
-class Result:
-    """A trained model and what can be said of it."""
-
-    recipe: Recipe
-    model: nn.Module
-    data: str
-    accuracy: float
-    loss: float
-    statement: Statement
-    records: tuple[Record, ...]
-    rounds: int
-    seed: int
-    engine: str
-    engine_reason: str = ""
-    path: Path | None = None
-    fingerprint: str = ""  # of the data
-
-    def __repr__(self) -> str:
-        return (
-            f"<Result of {self.recipe.name} on {self.data}: accuracy {self.accuracy:.4g}, loss "
-            f"{self.loss:.4g}, epsilon {self.guarantee.epsilon:.4g}>"
-        )
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Towards the view that the recipe is for."""
-        return self.statement.main
-
-    def summary(self) -> dict[str, Any]:
-        """The result as plain values."""
-        return {
-            "algorithm": self.recipe.name,
-            "data": self.data,
-            "fingerprint": self.fingerprint,
-            "accuracy": None if math.isnan(self.accuracy) else self.accuracy,
-            "loss": self.loss if math.isfinite(self.loss) else None,
-            "rounds": len(self.records),
-            "rounds_planned": self.rounds,
-            "privacy": self.statement.plain(),
-            "bytes_sent": sum(record.sent for record in self.records),
-            "void_rounds": sum(record.void for record in self.records),
-            "rejected": sum(record.rejected for record in self.records),
-            "seconds": sum(record.seconds for record in self.records),
-            "seed": self.seed,
-            "engine": self.engine,
-            "engine_reason": self.engine_reason,
-            "noise": to_plain(self.recipe.noise),
-            "versions": versions(),
-        }
 
 
 def prepare(

@@ -24,7 +24,8 @@ from fedveil import algorithms, cli
 from fedveil.algorithms import ALGORITHMS
 from fedveil.citations import described
 from fedveil.data.catalog import CATALOG
-from fedveil.data.table import TableEncoder, read_frame
+from fedveil.data.encoding import TableEncoder
+from fedveil.data.table import read_frame
 from fedveil.models.linear import SoftmaxRegression
 from fedveil.runs.codec import to_plain
 from fedveil.training import Record, Training

@@ -24,7 +24,7 @@ import torch
 from PIL import Image
 
 from fedveil import algorithms
-from fedveil.data import table
+from fedveil.data import encoding
 from fedveil.data.federated import Examples, Federated
 from fedveil.data.sources.batches import read_batch
 from fedveil.data.sources.cifar import load_cifar, read_python_batch
@@ -228,14 +228,14 @@ def test_a_million_categories_are_a_hundred_and_other(
     path = tmp_path / f"t.{suffix}"
     frame.write_parquet(path) if suffix == "parquet" else frame.write_csv(path)
     read = read_table(path, "client", "label")
-    assert len(read.encoder.features) == table.MAX_CATEGORIES + 1
+    assert len(read.encoder.features) == encoding.MAX_CATEGORIES + 1
     assert any("categories; the 100 most frequent" in note for note in read.dataset.notes)
 
 
 def test_inputs_that_would_not_fit_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "MAX_NUMBERS", 39)
+    monkeypatch.setattr(encoding, "MAX_NUMBERS", 39)
     path = csv(tmp_path, ROWS)
     assert "too many for memory" in refused(lambda: read_table(path, "client", "label"))
 

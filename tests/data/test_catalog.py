@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedveil.data import catalog
-from fedveil.data.catalog import CATALOG, Entry, RemoteFile, fetch, load, load_path
+from fedveil.data.catalog import CATALOG, Entry, load, load_path
+from fedveil.data.download import RemoteFile, fetch
 from fedveil.errors import UserError
 
 from .paths import SHARED, needs_fashion, needs_plays
@@ -141,7 +141,7 @@ def test_a_download_that_takes_too_long_is_given_up(shop: Shop, tmp_path: Path) 
 def test_an_endless_download_is_given_up(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog, "MAX_BYTES", 4)
+    monkeypatch.setattr("fedveil.data.download.MAX_BYTES", 4)
     with pytest.raises(UserError, match="larger than any known data set"):
         fetch(shop.file("large", b"hello"), tmp_path)
 

@@ -11,15 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedveil.data.encoding import CategoryColumn, NumericColumn, TableEncoder
 from fedveil.data.partition import ByKey
-from fedveil.data.table import (
-    CategoryColumn,
-    NumericColumn,
-    TableEncoder,
-    load_table,
-    read_frame,
-    read_table,
-)
+from fedveil.data.table import load_table, read_frame, read_table
 from fedveil.errors import UserError
 
 

@@ -22,10 +22,11 @@ import torch
 from safetensors.torch import save
 
 from fedveil import algorithms, wire
+from fedveil.data.encoding import TableEncoder
 from fedveil.data.federated import Examples, Federated
 from fedveil.data.sources.cifar import read_binary_batch, read_python_batch
 from fedveil.data.sources.idx import read_idx
-from fedveil.data.table import TableEncoder, read_table
+from fedveil.data.table import read_table
 from fedveil.errors import UserError
 from fedveil.loop import begin
 from fedveil.reception import read_floats, read_levels, write_floats, write_levels
