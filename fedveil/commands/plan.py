@@ -29,6 +29,11 @@ def plan(
     classes: Annotated[int | None, typer.Option(help="How many; 10 if not said.")] = None,
     examples: Annotated[int | None, typer.Option(help="Of each client; 20 if not said.")] = None,
     dataset: Annotated[str | None, typer.Option(help="Take sizes from a data set.")] = None,
+    path: flags.OwnData = None,
+    client: flags.ClientColumn = None,
+    label: flags.LabelColumn = None,
+    partition: flags.Partition = None,
+    data_: flags.DataSettings = None,
     pilot: Annotated[
         str | None,
         typer.Option(
@@ -70,9 +75,10 @@ def plan(
     from fedveil.settings import read_settings
 
     asked = flags.gathered(
-        set_, None, noise_multiplier,
-        dataset=dataset, clients=clients, algorithm=algorithm, model=model, rounds=rounds,
-        epsilon=epsilon, delta=delta, view=view,
+        set_, data_, noise_multiplier,
+        dataset=dataset, path=path, client=client, label=label, partition=partition,
+        clients=clients, algorithm=algorithm, model=model, rounds=rounds, epsilon=epsilon,
+        delta=delta, view=view,
     )  # fmt: skip
     drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)
     if drawn:

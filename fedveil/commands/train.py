@@ -145,13 +145,17 @@ def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
 
     if not training.finished:
         return [f"{_resume(path)}   goes on where it stopped"]
+    here = shlex.quote(str(path))
     again = f"fedveil train {shlex.quote(str(path / 'recipe.toml'))}"
-    lines = [f"fedveil diagnose {shlex.quote(str(path))}   what held it back, if anything did"]
-    lines += [f"{again} --seed {settings.seed + 1}   the same with another seed"]
+    lines = [
+        f"fedveil diagnose {here}   what held it back, if anything did",
+        f"fedveil report {here}   the run as a page",
+        f"{again} --seed {settings.seed + 1}   the same with another seed",
+    ]
     if training.budget is not None and not resolve_recipe(settings).noise.settled:
         other = training.budget.epsilon / 2
         lines.append(f"{again} --epsilon {other:g}   half the privacy budget")
-    return [*lines, "fedveil algorithms   what else could be trained"]
+    return lines
 
 
 @contextmanager

@@ -68,6 +68,18 @@ def test_settings_and_flags(run: Run, tmp_path: Path) -> None:
     assert (plain["participants"], plain["adjacency"]) == (6, "add-remove")
 
 
+def test_a_table_is_planned_with_the_flags_of_train(run: Run, tmp_path: Path) -> None:
+    rows = [f"u{i % 40},{i % 7},{i % 2}" for i in range(200)]
+    (tmp_path / "visits.csv").write_text("user,days,again\n" + "\n".join(rows))
+    table = ("--path", "visits.csv", "--client", "user", "--label", "again")
+    flags = (*table, "--epsilon", 8, "--rounds", 3, "--set", "rate=0.5")
+    planned = json.loads(run("plan", *flags, "--json").out)
+    assert planned["population"] == 40
+    assert run("train", *flags, "--out", "a").code == 0
+    settled = json.loads((tmp_path / "a" / "summary.json").read_text())["noise"]
+    assert planned["noise_multiplier"] == pytest.approx(settled["multiplier"])
+
+
 def test_a_pilot_on_private_data_says_that_it_leaks(run: Run) -> None:
     noise = ("--noise-multiplier", 1, "--rounds", 3)
     flags = ("--dataset", "digits", "--clients", 20, "--rate", 0.5, *noise)
