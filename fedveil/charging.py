@@ -75,7 +75,7 @@ def enrol(
         if trace is not None:
             ledger.recognise(trace)
         account = Account(training.fingerprint, training.recipe.unit)
-        _refuse_other_split(ledger, account, training)
+        refuse_other_split(ledger, account, training.data)
         if not recorded and not ledger.budgets(account):
             ledger.close()
             return None
@@ -191,11 +191,11 @@ def facts_of(training: Training, account: Account) -> Facts:
     )
 
 
-def _refuse_other_split(ledger: Ledger, account: Account, training: Training) -> None:
+def refuse_other_split(ledger: Ledger, account: Account, data: Federated) -> None:
     """Data with a budget, dealt out anew, are no data without a budget."""
     if ledger.budgets(account):
         return
-    kin = _kin(ledger, training.data)
+    kin = _kin(ledger, data)
     if kin is not None:
         raise UserError(
             f"A budget stands for these examples ('{kin.data}'), but for another unit or another "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import UserError
-from fedveil.runs.directory import saving
+from fedveil.runs.directory import MODE, saving
 
 if TYPE_CHECKING:
     from fedveil.progress import Watcher
@@ -69,7 +69,7 @@ def _writer(directory: Path) -> Iterator[Any]:
     from torch.utils.tensorboard import SummaryWriter
 
     with saving(directory):
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(MODE, parents=True, exist_ok=True)  # norms and counts are private data
         writer = SummaryWriter(str(directory))
     try:
         yield writer

@@ -300,14 +300,19 @@ def finish(
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
             directory.save_statement(result.statement.text())
-            found = evaluation(training.task, training.state.model, training.data)
-            if found is not None and not isinstance(training.key, SecretKey):
-                directory.save_evaluation(found)
+            if training.diagnostics:  # it tells of single clients
+                _evaluate(training, directory)
     training.team.lead("end", training.state.x)
     if refusal is not None:
         refusal.result = result
         raise refusal
     return result
+
+
+def _evaluate(training: Training, directory: RunDirectory) -> None:
+    found = evaluation(training.task, training.state.model, training.data)
+    if found is not None:
+        directory.save_evaluation(found)
 
 
 def follow(training: Training) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -42,6 +43,18 @@ def test_the_confusion_adds_up_to_the_test_accuracy(run: Path, data: Federated) 
     assert counts.sum(1).tolist() == np.bincount(data.test.labels[:].numpy()).tolist()
     assert np.trace(counts) / counts.sum() == pytest.approx(summary["accuracy"])
     assert summary["fingerprint"] == data.fingerprint()
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+@pytest.mark.parametrize("diagnostics", [False, True])
+def test_it_is_written_where_diagnostics_are_and_the_statement_says_so(
+    data: Federated, tmp_path: Path, noise: Literal["seeded", "secure"], diagnostics: bool
+) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
+    train(recipe, data, rounds=1, save=tmp_path / "a", noise=noise, diagnostics=diagnostics)
+    told = json.loads((tmp_path / "a" / "summary.json").read_bytes())["privacy"]["statement"]
+    assert (tmp_path / "a" / "evaluation.json").exists() == diagnostics
+    assert ("evaluation.json" in told["Diagnostics"]) == diagnostics
 
 
 def test_each_client_gets_its_own_accuracy(

@@ -40,6 +40,7 @@ def test_every_round_is_logged(run: Run, tmp_path: Path) -> None:
 
     log = EventAccumulator(str(tmp_path / "log"))
     log.Reload()
+    assert (tmp_path / "log").stat().st_mode & 0o077 == 0  # norms and counts are private data
     rows = RunDirectory.open(tmp_path / "a").load_metrics()
     for name, column in (("test/accuracy", "accuracy"), ("diagnostics/norm", "norm")):
         events = log.Scalars(name)

@@ -38,6 +38,8 @@ def diagnose(
             entry("To know", f"{_capital(finding.sentence)}", WIDTH)
     if found.unjudged:
         entry("Not judged", _missing(found.unjudged), WIDTH)
+    if found.leak is not None:
+        entry("Privacy", f"{_capital(found.leak)}.", WIDTH)
 
 
 def _missing(rules: tuple[str, ...]) -> str:

@@ -105,7 +105,8 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
     score = "" if run.loss is None else f"loss {run.loss:.3g}"
     if run.accuracy is not None:
         score = f"{run.accuracy:.2%}"
-    spent = "not private" if not run.private else "∞" if run.rounds and run.loss is not None else ""
+    ended = run.rounds and run.loss is not None and not run.untold
+    spent = "not private" if not run.private else "∞" if ended else ""
     if run.epsilon is not None:
         spent = rounded_up(run.epsilon)
     return f"{run.rounds}/{run.planned}", score, spent

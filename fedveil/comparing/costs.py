@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from fedveil.comparing.members import Comparison
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
-    from fedveil.privacy.ledger import Account, Ledger
+    from fedveil.privacy.ledger import Account, Ledger, Stream
     from fedveil.privacy.together import Charged
     from fedveil.recipe import View
     from fedveil.training import Training
@@ -126,45 +127,59 @@ def _planned(ledger: Ledger, training: Training, view: View) -> tuple[int, Charg
     return key, Charged(facts.plans[view], training.rounds, training.rounds)
 
 
-def together_of(comparison: Comparison, directory: Path, view: View) -> dict[str, Any] | None:
-    """ε at δ of all rounds that the runs have reserved; None where none is recorded."""
+def together_of(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
+    """ε at δ of all rounds that runs have reserved; None where no ledger knows any of them."""
     from fedveil.privacy import together
+
+    drawn = _drawn([path for path in paths if path.is_dir()])
+    mine = [stream.charged(view) for key, stream in drawn.streams.items() if key in drawn.mine]
+    if not mine:
+        return None
+    every = [stream.charged(view) for stream in drawn.streams.values()]
+    delta = min(float(drawn.streams[key].body["delta"]) for key in drawn.mine)
+    return {
+        "epsilon": _finite(together.epsilon(mine, delta)),
+        "delta": delta,
+        "view": view,
+        "adjacency": together.adjacency(mine) if together.fitting(mine) else None,
+        "runs": drawn.runs,
+        "unrecorded": drawn.unrecorded,
+        "account": _finite(together.epsilon(every, delta)),
+        "others": len(every) - len(mine),
+    }
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn on some runs' data, by their ledgers, and what of it by these runs."""
+
+    streams: dict[str, Stream]
+    mine: set[str]  # of their names
+    runs: int
+    unrecorded: int  # runs that no ledger knows, so that what they cost is not counted
+
+
+def _drawn(paths: Sequence[Path]) -> Drawn:
     from fedveil.privacy.chain import Chain
     from fedveil.privacy.ledger import Ledger
-
-    traces = _traces(comparison, directory)
-    where = Path(traces[0]["path"]) if traces else None
-    if where is None or not Chain.exists(where):
-        return None
-    ledger = Ledger(where)
-    try:
-        names = {key for trace in traces for key, _ in ledger.drawn.get(str(trace["run"]), ())}
-        streams = [stream for key, stream in ledger.streams.items() if key in names]
-        if not streams:
-            return None
-        account = streams[0].account
-        delta = min(float(stream.body["delta"]) for stream in streams)
-        runs = [stream.charged(view) for stream in streams]
-        fits = together.fitting(runs)
-        return {
-            "epsilon": _finite(together.epsilon(runs, delta)),
-            "delta": delta,
-            "view": view,
-            "adjacency": together.adjacency(runs) if fits else None,
-            "runs": len(streams),
-            "account": _finite(ledger.spent(account, view, delta)),
-            "others": len(ledger.of(account)) - len(streams),
-        }
-    finally:
-        ledger.close()
-
-
-def _traces(comparison: Comparison, directory: Path) -> list[dict[str, Any]]:
     from fedveil.runs.directory import RunDirectory
 
-    paths = [directory / member.directory(seed) for member, seed in comparison.runs()]
-    known = (RunDirectory(path).load_trace() for path in paths if path.is_dir())
-    return [trace for trace in known if trace is not None]
+    traces = [t for path in paths if (t := RunDirectory(path).load_trace()) is not None]
+    streams: dict[str, Stream] = {}
+    own: dict[str, set[str]] = {}  # of each run
+    for where in dict.fromkeys(Path(trace["path"]) for trace in traces):
+        if not Chain.exists(where):
+            continue
+        with contextlib.closing(Ledger(where)) as ledger:
+            names = {str(t["run"]) for t in traces if t["path"] == str(where)}
+            found = {name: {key for key, _ in ledger.drawn.get(name, ())} for name in names}
+            accounts = {ledger.streams[key].account for keys in found.values() for key in keys}
+            streams |= {k: s for k, s in ledger.streams.items() if s.account in accounts}
+            own |= found
+    played = sum((path / "metrics.parquet").is_file() for path in paths)
+    mine = {key for keys in own.values() for key in keys}
+    count = sum(bool(keys) for keys in own.values())
+    return Drawn(streams, mine, count, max(played - count, 0))
 
 
 def _finite(epsilon: float) -> float | None:

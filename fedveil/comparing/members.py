@@ -53,6 +53,10 @@ class Comparison:
             for member in self.members:
                 yield member, seed
 
+    def paths(self, directory: Path) -> list[Path]:
+        """Where all its runs are, or will be."""
+        return [directory / member.directory(seed) for member, seed in self.runs()]
+
     def plain(self) -> dict[str, Any]:
         """As TOML has it."""
         from fedveil import __version__

@@ -14,7 +14,7 @@ from fedveil.comparing.members import Comparison, Member, read_comparison, refus
 from fedveil.comparing.outcome import Measure, Standing
 from fedveil.errors import UserError
 from fedveil.runs.listing import Listed, find_runs, listed
-from fedveil.settings import Settings, read_settings
+from fedveil.settings import Settings, read_settings, resolve_recipe
 
 Compared = tuple[Comparison, list[Standing], Measure, dict[str, Any] | None]
 OWN = {"seed", "fedveil", "engine", "engine_reason", "checkpoint_every", "evaluate_every"}
@@ -41,16 +41,20 @@ def compared(places: Sequence[Path]) -> Compared:
     classes = any(run.accuracy is not None for run, _ in runs)
     measure: Measure = "accuracy" if classes else "loss"
     averaged = [outcome.averaged(standing, measure) for standing in found]
-    return comparison, outcome.judged(averaged, measure), measure, None
+    cost = together_of([run.path for run, _ in runs], resolve_recipe(members[0].settings).view)
+    return comparison, outcome.judged(averaged, measure), measure, cost
 
 
 def _as_it_stands(directory: Path) -> Compared:
-    from fedveil.settings import resolve_recipe
-
     comparison = read_comparison(directory)
+    if comparison.selection is not None:
+        raise UserError(
+            f"{directory} selects one run privately, so there is nothing to compare; see it with "
+            f"`fedveil report {directory}`, or go on with `fedveil compare --resume {directory}`."
+        )
     found, measure = outcome.standings(comparison, directory)
     view = resolve_recipe(comparison.members[0].settings).view
-    return comparison, found, measure, together_of(comparison, directory, view)
+    return comparison, found, measure, together_of(comparison.paths(directory), view)
 
 
 def _readable(path: Path) -> tuple[Listed, Settings]:

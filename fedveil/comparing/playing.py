@@ -40,7 +40,8 @@ def play(
 def tell(comparison: Comparison, directory: Path, as_json: bool) -> None:
     """What there is so far: comparison.json, and the table or the JSON on standard output."""
     found, measure = outcome.standings(comparison, directory)
-    cost = together_of(comparison, directory, resolve_recipe(comparison.members[0].settings).view)
+    view = resolve_recipe(comparison.members[0].settings).view
+    cost = together_of(comparison.paths(directory), view)
     outcome.save(directory, outcome.plain(comparison, found, measure, cost))
     say(comparison, found, measure, cost, as_json)
 
@@ -69,6 +70,8 @@ def tell_selected(
     as_json: bool,
 ) -> None:
     """The run that was selected and what that cost; nothing of the others."""
+    from fedveil.comparing.selecting import ASSUMED
+
     found, measure = _alone(comparison, chosen, run)
     plain = outcome.plain(comparison, found, measure, None, price.plain())
     outcome.save(directory, plain)
@@ -83,13 +86,6 @@ def tell_selected(
         entry("Saved", f"{run.path}", width=13)
     entry("Privacy", price.sentence(), width=13)
     entry("Assumed", ASSUMED, width=13)
-
-
-ASSUMED = (
-    "runs are compared by a score that is computed from the released model and from test examples "
-    "of nobody who is protected; how many runs were drawn, how long it took and what the others "
-    "came to stays with whoever ran it."
-)
 
 
 def _alone(

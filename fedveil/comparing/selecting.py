@@ -24,17 +24,25 @@ from fedveil.comparing.table import Quiet
 from fedveil.errors import UserError
 from fedveil.privacy.events import NonPrivate, RenyiRelease
 from fedveil.privacy.selection import Law, described, drawn, law_of, selection
+from fedveil.privacy.together import Charged
 from fedveil.runs.directory import MODE, RunDirectory, saving
-from fedveil.runs.listing import Listed, listed, remove_run
+from fedveil.runs.listing import HIDDEN, Listed, listed, remove_run
 
 if TYPE_CHECKING:
     from fedveil.privacy.ledger import Facts
+    from fedveil.privacy.norms import Adjacency
     from fedveil.privacy.session import Session
     from fedveil.training import Training
 
-HIDDEN = "out-of-sight"  # in the comparison's directory, until the best is known
 DRAWS = "draws.json"
-KEPT = ("recipe.toml", "metrics.parquet", "model.safetensors", "summary.json", "encoder.json")
+KEPT = ("recipe.toml", "model.safetensors", "encoder.json")  # as they are
+SHOWN = "who sees the messages of every run sees more than the best one"
+NOTHING = {"sentence": f"No privacy guarantee: {SHOWN}.", "reason": SHOWN}
+ASSUMED = (
+    "runs are compared by a score that is computed from the released model and from test examples "
+    "of nobody who is protected; how many runs were drawn, how long it took and what the others "
+    "came to stays with whoever ran it."
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +54,14 @@ class Priced:
     delta: float
     single: float  # the largest ε of a member alone
     law: Law
+    unit: str
+    adjacencies: tuple[Adjacency, ...]  # that hold for every member
 
     def plain(self) -> dict[str, Any]:
         """For comparison.json: the law, not its outcome."""
         costs = {"epsilon": self.epsilon, "delta": self.delta, "single": self.single}
-        return {**described(self.law), **costs, "view": "models"}
+        holds = {"unit": self.unit, "adjacency": self.adjacencies[0], "view": "models"}
+        return {**described(self.law), **costs, **holds, "assumed": ASSUMED}
 
     def sentence(self) -> str:
         """For a reader who was not there."""
@@ -59,16 +70,18 @@ class Priced:
         return (
             f"The best of a random number of runs ({described(self.law)['law']}, "
             f"{self.law.mean:.3g} expected), of which nothing else is released, costs ε = "
-            f"{rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)}, seeing its released "
-            f"models only; one run alone would cost ε = {rounded_up(self.single)}."
+            f"{rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)} for one {self.unit} "
+            f"({self.adjacencies[0]}), seeing its released models only; one run alone would cost "
+            f"ε = {rounded_up(self.single)}."
         )
 
 
 def priced(trainings: Sequence[Training], law: Law) -> Priced:
     """The cost for members that are ready to run."""
     from fedveil.privacy import accounting
-    from fedveil.privacy.together import Charged, plan
+    from fedveil.privacy.together import plan
 
+    _refuse_own_scores(trainings[0])
     for training in trainings:
         recipe = training.recipe
         if not recipe.private or recipe.view != "models":
@@ -85,7 +98,23 @@ def priced(trainings: Sequence[Training], law: Law) -> Priced:
     found = accounting.epsilon(release, delta)
     if math.isinf(found):
         raise UserError("Selecting among these members has no finite epsilon; use more noise.")
-    return Priced(release, found, delta, alone, law)
+    return Priced(release, found, delta, alone, law, trainings[0].recipe.unit, _common(members))
+
+
+def _common(members: Sequence[Charged]) -> tuple[Adjacency, ...]:
+    """The neighbours for which every member holds, and so the best of them."""
+    each = [member.plan.adjacencies for member in members]
+    return tuple(one for one in each[0] if all(one in others for others in each))
+
+
+def _refuse_own_scores(training: Training) -> None:
+    """A score by clients' own examples is no function of the released model alone."""
+    if training.data.tested_on_clients and training.recipe.unit == "client":
+        raise UserError(
+            f"The test examples of '{training.data.name}' were held out of the clients' own, so "
+            "runs would be compared by data of those who are protected, and no epsilon would hold; "
+            "select on data that were saved (save_federated) with public test examples."
+        )
 
 
 def select(
@@ -116,6 +145,8 @@ def select(
                 f"A drawn run could not be played: {next(iter(pool.problems.values()))}"
             )
         chosen, run = _kept(comparison, directory, tasks, draws["picks"], price)
+        if run is not None:
+            RunDirectory.open(run.path).save_trace(session.trace())
         session.commit(0, "no run" if run is None else _digest(run))
         session.end("models", 1, price.epsilon)
     finally:
@@ -157,12 +188,14 @@ def _charged(
     first: Training, price: Priced, stream: str, ledger: Path | None, members: int
 ) -> Session:
     """The whole selection reserved as one release, before any run is played."""
+    from fedveil.charging import refuse_other_split
     from fedveil.privacy.ledger import Account, ledger_path, open_ledger
     from fedveil.privacy.session import Session
 
     books = open_ledger(ledger_path(ledger))
     try:
         account = Account(first.fingerprint, first.recipe.unit)
+        refuse_other_split(books, account, first.data)
         session = Session(books, _facts(first, account, price, stream, members), stream[-32:])
     except BaseException:
         books.close()
@@ -177,11 +210,10 @@ def _charged(
 
 def _facts(first: Training, account: Any, price: Priced, stream: str, members: int) -> Facts:
     from fedveil.privacy.ledger import Facts
-    from fedveil.privacy.together import Plan, Way, plan
+    from fedveil.privacy.together import Plan, Way
 
-    size = (first.task.dim, first.data.clients)
-    holds = plan(first.recipe, *size, "models").adjacencies
-    shown = NonPrivate("who sees the messages of every run sees more than the best one")
+    holds = price.adjacencies
+    shown = NonPrivate(SHOWN)
     return Facts(
         account=account,
         data=first.data.name,
@@ -242,14 +274,27 @@ def _digest(run: Listed) -> str:
 
 
 def _release(hidden: Path, path: Path, price: Priced) -> None:
-    """Copy what may be shown, with the guarantee of the selection in place of the run's own."""
+    """Copy the run, with the guarantee of the selection in place of its own.
+
+    Norms and counts in its metrics are as private as any run's; of single clients nothing is kept.
+    """
     released = RunDirectory.create(path)
     with saving(path):
         for name in KEPT:
-            if (hidden / name).is_file() and name != "summary.json":
+            if (hidden / name).is_file():
                 shutil.copyfile(hidden / name, path / name)
-    released.save_statement(f"Selection   {price.sentence()}\n" + _own(hidden))
-    released.save_summary(_restated(RunDirectory.open(hidden).load_summary(), price))
+    own = RunDirectory.open(hidden)
+    released.save_metrics([_repriced(row, price) for row in own.load_metrics()])
+    released.save_statement(
+        f"Selection   {price.sentence()}\n{_own(hidden)}Chosen by   {ASSUMED}\n"
+    )
+    released.save_summary(_restated(own.load_summary(), price))
+
+
+def _repriced(row: dict[str, Any], price: Priced) -> dict[str, Any]:
+    """A round's record: also its first model was released because the run was the best."""
+    spent = row.get("epsilon")
+    return {**row, "epsilon": None if spent is None else price.epsilon}
 
 
 def _own(hidden: Path) -> str:
@@ -262,12 +307,12 @@ def _own(hidden: Path) -> str:
 def _restated(summary: dict[str, Any], price: Priced) -> dict[str, Any]:
     privacy = summary["privacy"]
     views: dict[str, Mapping[str, Any]] = {
-        view: {**guarantee, "epsilon": None, "drawn": None, "sentence": "No guarantee."}
+        view: {**guarantee, **dict.fromkeys(("epsilon", "drawn")), **NOTHING}
         for view, guarantee in privacy["views"].items()
     }
-    told = {"epsilon": price.epsilon, "sentence": price.sentence()}
-    views["models"] = {**views["models"], **told}
-    statement = {**privacy["statement"], "Privacy": price.sentence()}
+    told = {"epsilon": price.epsilon, "sentence": price.sentence(), "reason": ""}
+    views["models"] = {**views["models"], **told, "adjacency": price.adjacencies[0]}
+    statement = {**privacy["statement"], "Privacy": price.sentence(), "Chosen by": ASSUMED}
     for view in views:
         statement.pop(view, None)
     changed = {**privacy, "views": views, "statement": statement}

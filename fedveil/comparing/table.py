@@ -193,7 +193,7 @@ def notes(
     """What the marks mean, what all runs cost together, and what choosing by them means."""
     lines = [("Marks", _marks(found))]
     if cost is None:
-        return [*lines, ("Privacy", "none of these runs is recorded as private.")]
+        return [*lines, ("Privacy", _unknown(comparison))]
     return [*lines, ("Together", _together(cost)), ("Choosing", _choosing(measure))]
 
 
@@ -217,6 +217,17 @@ def _marks(found: Sequence[Standing]) -> str:
     )
 
 
+def _unknown(comparison: Comparison) -> str:
+    from fedveil.settings import resolve_recipe
+
+    if not resolve_recipe(comparison.members[0].settings).private:
+        return "none of these runs is private."
+    return (
+        "no ledger here knows these runs, so what they cost together cannot be told; it is more "
+        "than the ε of one, and whoever picks one by looking at them all has spent it."
+    )
+
+
 def _together(cost: Mapping[str, Any]) -> str:
     epsilon = math.inf if cost["epsilon"] is None else cost["epsilon"]
     text = (
@@ -227,6 +238,8 @@ def _together(cost: Mapping[str, Any]) -> str:
     if cost["others"]:
         account = math.inf if cost["account"] is None else cost["account"]
         text += f"; with {cost['others']} earlier ones on these data, ε = {rounded_up(account)}"
+    if cost["unrecorded"]:
+        text += f"; {cost['unrecorded']} more that no ledger here knows are not counted"
     return f"{text}, by the ledger."
 
 

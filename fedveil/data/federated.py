@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.columns import Column, digest, span
+from fedveil.data.partition import ByKey
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class Dataset:
             notes=self.notes,
             encoder=self.encoder,
             class_names=self.class_names,
+            tested_on_clients=isinstance(partitioner, ByKey) and len(self.test) > 0,
         )
 
 
@@ -107,6 +109,7 @@ class Federated:
     encoder: str | None = None
     optimum: Optimum | None = None
     class_names: tuple[str, ...] = ()
+    tested_on_clients: bool = False  # whether test examples were held out of the clients' own
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -13,6 +13,13 @@ from fedveil.diagnosis.run import Run, read
 RULES: tuple[Rule, ...] = (*noise.RULES, *bounding.RULES, *course.RULES, *people.RULES)
 
 
+LEAK = (
+    "what is said here was seen of the clients without noise, so a setting chosen by it, such as "
+    "C, tells of their data, and no ε covers that; choose settings by runs on public or made-up "
+    "data, or let dp_fedavg_adaptive find C at a cost that is counted"
+)
+
+
 @dataclass(frozen=True)
 class Diagnosis:
     """Findings in the order of the rules; none of them wrong is a clean bill."""
@@ -43,6 +50,11 @@ class Diagnosis:
             shown.append(f"loss {figure(losses[0])} at first and {figure(losses[-1])} at last")
         return ", ".join(shown)
 
+    @property
+    def leak(self) -> str | None:
+        """What following the advice costs, where privacy is at stake."""
+        return LEAK if self.run.recipe.private else None
+
     def plain(self) -> dict[str, Any]:
         """As plain values, for JSON."""
         return {
@@ -61,6 +73,7 @@ class Diagnosis:
                 for finding in self.findings
             ],
             "unjudged": list(self.unjudged),
+            "leak": self.leak,
         }
 
 

@@ -65,13 +65,30 @@ def material(name: str, settings: Settings, known: Facts, clients: int = CLIENTS
                 "--pilot own plays on the data of the settings, but none are named; name them with "
                 "--dataset or --path, or use --pilot synthetic."
             )
-        return Material(_fitting(known, known.data, clients, rng), "the data themselves", True)
+        return _seen(known, known.data, "the data themselves", clients, rng)
     if name.endswith(".toml"):
         from fedveil.settings import read_settings
 
         other = read_settings(Path(name), {}).data
-        return Material(_fitting(known, loaded(other), clients, rng), f"the data of {name}")
-    return Material(_fitting(known, loaded(_public(name, settings.data)), clients, rng), name)
+        return _seen(known, loaded(other), f"the data of {name}", clients, rng)
+    return _seen(known, loaded(_public(name, settings.data)), name, clients, rng)
+
+
+def _seen(
+    known: Facts, data: Federated, source: str, clients: int, rng: np.random.Generator
+) -> Material:
+    """Some units of real data; those to be trained on are private, whatever they are called."""
+    from fedveil.charging import refuse_on_budget
+
+    refuse_on_budget(data, "a pilot's look at their norms")
+    return Material(_fitting(known, data, clients, rng), source, _same(known.data, data))
+
+
+def _same(own: Federated | None, data: Federated) -> bool:
+    """Whether these are the examples to be trained on, however they are split."""
+    if own is None or len(own.labels) != len(data.labels):
+        return False
+    return own is data or own.contents() == data.contents()
 
 
 def _public(name: str, like: DataSettings) -> DataSettings:

@@ -12,7 +12,7 @@ from fedveil.parts.bound import ProbedClip
 from fedveil.planning.compute import Cost, expected_cost
 from fedveil.planning.facts import Asked, Facts, facts
 from fedveil.planning.forecast import VARIED, Case, Forecast, bound_of, current, forecast, varied
-from fedveil.planning.pilot import CLIENTS, ROUNDS, Material, material, play
+from fedveil.planning.pilot import CLIENTS, LEAK, ROUNDS, Material, material, play
 from fedveil.planning.signal import Assumed
 from fedveil.planning.theory.advice import Advice, advice
 from fedveil.planning.theory.constants import Constants, checked, estimated
@@ -91,6 +91,7 @@ class Plan:
             "criterion": {"works": WORKS, "hopeless": HOPELESS},
             "updates": self.case.updates.told(),
             "pilot_is_private": self.pilot is not None and self.pilot.private,
+            "leak": LEAK if self.pilot is not None and self.pilot.private else None,
             "bytes_up": cost.up,
             "bytes_down": cost.down,
             "products_per_client": cost.products,

@@ -240,7 +240,8 @@ class Statement:
             return "not recorded; the round means in metrics.parquet are private data all the same."
         return (
             "recorded: norm and angle of every update of a client in metrics.parquet and "
-            "clients.parquet; they are private data, which no ε covers, and not to be released."
+            "clients.parquet, and how the model serves each client in evaluation.json; they are "
+            "private data, which no ε covers, and not to be released."
         )
 
     def _assumptions(self) -> Iterator[str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from fedveil.privacy.statement import BRIEFLY
 from fedveil.reporting.chart import COLOURS, Chart, Curve, lines
 from fedveil.reporting.load import Member, Run, Story
 
@@ -97,13 +98,16 @@ def learning(story: Story) -> list[Chart]:
 def spending(story: Story) -> list[Chart]:
     """ε so far."""
     members = [m for m in shown(story) if m.first.private]
+    if not members:
+        return []
     found = _curves(members, column("epsilon"))
     asked = {budget for m in members if (budget := m.first.budget) is not None}
     dotted = " The dotted line is the budget." if len(asked) == 1 else ""
-    delta = members[0].first.guarantee["delta"] if members else 0.0
+    said = members[0].first.guarantee
+    delta, seen = said["delta"], BRIEFLY[said["view"]]
     chart = lines(
         found, ROUNDS, "ε", "ε spent over the rounds",
-        f"What had been spent at δ = {delta:g}, had training stopped there.{dotted}",
+        f"What had been spent at δ = {delta:g}, {seen}, had training stopped there.{dotted}",
     )  # fmt: skip
     if chart is None:
         return []

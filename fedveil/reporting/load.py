@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -58,7 +59,9 @@ class Run:
     @property
     def budget(self) -> float | None:
         """The ε that was asked for all rounds together, if one was."""
-        asked = None if self.settings.get("per_round") else self.settings.get("epsilon")
+        selected = "selection" in self.summary  # which cost more than was asked for one run
+        apart = selected or self.settings.get("per_round")
+        asked = None if apart else self.settings.get("epsilon")
         return float(asked) if isinstance(asked, int | float) else None
 
     def series(self, name: str) -> Floats | None:
@@ -78,6 +81,10 @@ class Run:
             return frame.select("round", "client", "norm", "scale", "cosine")
 
 
+def _spent(guarantee: dict[str, Any]) -> float:
+    return math.inf if guarantee["epsilon"] is None else float(guarantee["epsilon"])
+
+
 @dataclass(frozen=True, eq=False)
 class Member:
     """Runs that differ in their seed only."""
@@ -90,6 +97,11 @@ class Member:
     def first(self) -> Run:
         """The one that speaks for all where their seeds do not matter."""
         return self.runs[0]
+
+    @property
+    def costliest(self) -> Run:
+        """The one that has spent most: a guarantee for all of them is its guarantee."""
+        return max(self.runs, key=lambda run: _spent(run.guarantee))
 
     def results(self, name: str) -> list[float]:
         """accuracy or loss at the end, one of each run that has it."""

@@ -31,8 +31,7 @@ def title(story: Story) -> str:
 def headline(story: Story) -> str:
     """The result in a few large figures; of a comparison those of its best member, and a table."""
     member = story.alone or best(story)
-    run = member.first
-    cards = [_result_card(member), _guarantee_card(run), *_other_cards(member)]
+    cards = [_result_card(member), _guarantee_card(member.costliest), *_other_cards(member)]
     lead = (
         "" if story.alone else f"<p>The best of {len(story.members)}: {escape(member.label)}.</p>"
     )
@@ -48,8 +47,8 @@ def headline(story: Story) -> str:
         for r in m.runs
         if r.summary["rounds"] < r.summary["rounds_planned"]
     )
-    several = "" if story.alone else members_table(story) + _selection(story)
-    return f'{lead}<dl class="cards">{shown}</dl>{stopped}{several}'
+    several = "" if story.alone else members_table(story)
+    return f'{lead}<dl class="cards">{shown}</dl>{stopped}{several}{_selection(story)}'
 
 
 def best(story: Story) -> Member:
@@ -88,9 +87,14 @@ def _guarantee_card(run: Run) -> tuple[str, str, str]:
         return "Guarantee", "none", str(said.get("reason") or "this run is not private")
     note = (
         f"δ = {rounded_up(said['delta'])}, for one {said['unit']} ({said['adjacency']}), "
-        f"{BRIEFLY.get(said['view'], said['view'])}"
+        f"{BRIEFLY.get(said['view'], said['view'])}{_leak(run)}"
     )
     return "Guarantee", f"ε = {rounded_up(said['epsilon'])}", note
+
+
+def _leak(run: Run) -> str:
+    leaks = "Leak" in run.summary["privacy"]["statement"]
+    return "; it does not cover the clipping threshold, see Leak" if leaks else ""
 
 
 def _other_cards(member: Member) -> Iterable[tuple[str, str, str]]:
@@ -112,7 +116,7 @@ def members_table(story: Story) -> str:
     rows = []
     for member in sorted(story.members, key=_merit, reverse=True):
         values = member.results(name)
-        said = member.first.guarantee
+        said = member.costliest.guarantee
         error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
         epsilon = "none" if said["epsilon"] is None else rounded_up(said["epsilon"])
         rows.append([
@@ -124,12 +128,14 @@ def members_table(story: Story) -> str:
 
 
 def _selection(story: Story) -> str:
-    cost = (
-        "Choosing the best by looking at results on private data is itself a release, and no ε "
-        "on this page covers it"
-    )
+    private = [run for member in story.members for run in member.runs if run.private]
     if not story.selection:
-        return f'<p class="note">{cost}.</p>' if any(m.first.private for m in story.members) else ""
+        told = (
+            f"Each ε on this page is that of one run. All {len(private)} private runs together "
+            "cost more; choosing the best by looking at results on private data is itself a "
+            "release, and no ε on this page covers it."
+        )
+        return f'<p class="note">{told}</p>' if len(private) > 1 else ""
     told = "; ".join(f"{name}: {value}" for name, value in story.selection.items())
     return f'<p class="note">Private selection: {escape(told)}.</p>'
 
@@ -161,10 +167,10 @@ def privacy(story: Story) -> str:
     """The statement, and each view's guarantee; of several members each different one once."""
     statements: dict[str, list[Member]] = {}
     for member in story.members:
-        statements.setdefault(_statement(member.first), []).append(member)
-    lead = f'<p class="lead">{escape(str(best(story).first.guarantee["sentence"]))}</p>'
+        statements.setdefault(_statement(member.costliest), []).append(member)
+    lead = f'<p class="lead">{escape(str(best(story).costliest.guarantee["sentence"]))}</p>'
     if len(statements) == 1:
-        views = table(_views(story.members[0].first), "The guarantee towards each view")
+        views = table(_views(story.members[0].costliest), "The guarantee towards each view")
         return f"{lead}{views}{next(iter(statements))}"
     found = "".join(
         f"<details><summary>{escape(_names(members))}</summary>{told}</details>"
@@ -184,16 +190,17 @@ def _names(members: Sequence[Member]) -> str:
 def _views(run: Run) -> Table:
     said = run.summary["privacy"]
     views = [view for view in VIEWS if view in said["views"]]
-    rows = [_view_row(view, said["views"][view], said["view"] == view) for view in views]
+    kept = None if run.budget is None else said["view"]
+    rows = [_view_row(view, said["views"][view], view == kept) for view in views]
     head = ["who sees what", "ε", "ε over fair coins", "δ", "neighbours", "remark"]
-    kept = [i for i, name in enumerate(head) if any(row[i] not in ("–", "") for row in rows)]
-    return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    shown = [i for i, name in enumerate(head) if any(row[i] not in ("–", "") for row in rows)]
+    return Table([head[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
 def _views_of_all(story: Story) -> Table:
     rows = []
     for member in story.members:
-        run = member.first
+        run = member.costliest
         views = run.summary["privacy"]["views"]
         shown = [_epsilon(views[view]) if view in views else "–" for view in VIEWS]
         delta = rounded_up(run.guarantee["delta"])

@@ -21,6 +21,7 @@ FILES = (
 )  # fmt: skip
 PATTERNS = ("memory-*.npy", ".*.partial")
 DEPTH = 2  # a comparison's runs lie one level below it
+HIDDEN = "out-of-sight"  # drawn runs of a private selection: how many they are is not to be told
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Listed:
     view: str = ""
     private: bool = False
     seed: int = 0
+    untold: bool = False  # whether rounds were played since ε was last told
     problem: str = ""  # what is broken
 
     def plain(self) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def _below(place: Path, depth: int) -> Iterator[Path]:
         yield place
     elif depth:
         for path in sorted(place.iterdir()):
-            if path.is_dir() and not path.is_symlink():
+            if path.is_dir() and not path.is_symlink() and path.name != HIDDEN:
                 yield from _below(path, depth - 1)
 
 
@@ -169,13 +171,16 @@ def _unfinished(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
     evaluated = [row for row in rows[:rounds] if row.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
     accuracy = last.get("accuracy")
+    epsilon = last.get("epsilon")
+    untold = last.get("round") != rounds
     return Listed(
         directory.path,
         "stopped",
         rounds=rounds,
         accuracy=None if accuracy is None or math.isnan(accuracy) else accuracy,
         loss=last.get("loss"),
-        epsilon=last.get("epsilon"),
+        epsilon=None if untold or epsilon is None or math.isinf(epsilon) else epsilon,
+        untold=untold,
         **facts,
     )
 

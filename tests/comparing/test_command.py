@@ -17,10 +17,16 @@ from typing import Any
 
 import pytest
 
+from fedveil import algorithms
+from fedveil.comparing import selecting
 from fedveil.comparing.pool import Pool
-from fedveil.privacy.ledger import Ledger
+from fedveil.comparing.selecting import priced
+from fedveil.data.federated import Federated
+from fedveil.privacy.ledger import Account, Ledger
+from fedveil.privacy.selection import law_of
+from fedveil.runs.directory import RunDirectory
 from fedveil.runs.listing import listed
-from fedveil.training import Record, Training
+from fedveil.training import Record, Training, prepare
 from tests.conftest import Outcome, Run
 
 Refused = Callable[..., str]
@@ -246,8 +252,14 @@ def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
     assert priced["expected"] == pytest.approx(3)
     assert "picks" not in json.dumps(found)
     assert listed(kept).epsilon == chosen["epsilon"] == priced["epsilon"]
-    assert "costs ε = " in (kept / "privacy.txt").read_text()
-    assert "  models" not in (kept / "privacy.txt").read_text()
+    told = (kept / "privacy.txt").read_text()
+    assert "costs ε = " in told
+    assert "for one client (add-remove)" in told
+    assert "Chosen by   runs are compared by a score that" in told
+    assert "  models" not in told
+    rows = RunDirectory.open(kept).load_metrics()
+    assert {row["epsilon"] for row in rows} - {None} == {priced["epsilon"]}
+    assert "selects one run privately" in refused("compare", "c")
     assert "Assumed" in said
     assert "was selected among several runs" in refused("privacy", kept)
     ledger_now = Ledger(ledger)
@@ -260,6 +272,46 @@ def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")}
     assert "has selected already" in refused("compare", "--resume", "c")
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("*")} == before
+
+
+def test_a_selection_on_another_split_of_data_with_a_budget_is_refused(
+    run: Run, refused: Refused, tmp_path: Path
+) -> None:
+    with_budget(run, 9.0)
+    other = (*TWO[:5], 30, *TWO[6:])
+    said = refused("compare", *other, "--select-privately", "--out", "c")
+    assert "A budget stands for these examples ('digits'), but for another unit or" in said
+    assert not list((tmp_path / "c").glob("out-of-sight/draw-*"))
+
+
+def test_runs_are_not_selected_by_the_examples_of_those_who_are_protected(
+    refused: Refused, table: Path
+) -> None:
+    flags = ("--path", table, "--client", "who", "--label", "y", "--rounds", 2)
+    noise = ("--noise-multiplier", 9.0, "--set", "steps=1", "--set", "rate=0.5")
+    algorithms = ("--algorithms", "dp_fedavg,dp_norm_fedavg", "--select-privately")
+    said = refused("compare", *algorithms, *flags, *noise, "--out", "c")
+    assert "were held out of the clients' own" in said
+
+
+def test_a_selection_holds_for_the_neighbours_of_all_its_members(blobs: Federated) -> None:
+    """Poisson and fixed size together: a claim of either's own neighbours would be false."""
+    poisson = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
+    fixed = algorithms.dp_fedavg(noise_multiplier=6.0, clients=6, steps=1)
+    both = [prepare(recipe, blobs, rounds=2) for recipe in (poisson, fixed)]
+    law = law_of("geometric", 3.0)
+    price = priced(both, law)
+    assert price.adjacencies == ("zero-out",)
+    assert "for one client (zero-out)" in price.sentence()
+    account = Account(both[0].fingerprint, "client")
+    held = selecting._facts(both[0], account, price, "selection", 2).plans["models"].adjacencies
+    assert held == ("zero-out",)
+    own = both[1].statement(2).plain()
+    assert own["views"]["models"]["adjacency"] == "replace-one"
+    restated = selecting._restated({"privacy": own}, price)["privacy"]["views"]
+    assert restated["models"]["adjacency"] == "zero-out"
+    assert "sees more than the best one" in restated["sum"]["reason"]
+    assert priced(both[:1], law).adjacencies == ("add-remove", "zero-out")
 
 
 def test_a_selection_that_a_budget_has_no_room_for_is_not_begun(
@@ -313,6 +365,15 @@ def test_runs_of_one_recipe_are_one_member(
     shutil.copytree(compared[0], tmp_path / "c")
     found = json.loads(well(run("compare", *sorted((tmp_path / "c").glob("*-s*")), "--json")))
     assert [len(m["runs"]) for m in found["members"]] == [2, 2]
+    together = result(tmp_path / "c")["together"]
+    assert found["together"] == together  # also of runs that were not played together
+    assert together["unrecorded"] == 0
+    said = well(run("compare", *sorted((tmp_path / "c").glob("*-s*"))))
+    assert "Together     all 4 runs have spent ε = " in said
+    (tmp_path / "c" / "dp_fedavg-s0" / "ledger.json").unlink()
+    said = well(run("compare", *sorted((tmp_path / "c").glob("*-s*"))))
+    assert "all 3 runs" in said
+    assert "; 1 more that no ledger here knows are not counted" in said
     known = {m["algorithm"]: m for m in result(tmp_path / "c")["members"]}
     for member in found["members"]:
         assert member["mean"] == known[member["algorithm"]]["mean"]

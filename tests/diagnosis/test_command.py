@@ -47,6 +47,20 @@ def test_as_json(run: Run, saved: Path) -> None:
     assert finding["numbers"]["clipped"] == 1.0
     assert plain["diagnostics"] is True
     assert plain["unjudged"] == []
+    assert plain["leak"] is None  # no privacy is promised here
+
+
+def test_following_advice_about_a_private_run_leaks_and_it_says_so(
+    run: Run, blobs: Federated, tmp_path: Path
+) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
+    train(recipe, blobs, rounds=9, save=tmp_path / "private")
+    last = run("diagnose", tmp_path / "private").out.splitlines()[-1]
+    assert last.startswith("Privacy      What is said here was seen of the clients without noise")
+    assert (
+        "no ε covers that"
+        in json.loads(run("diagnose", tmp_path / "private", "--json").out)["leak"]
+    )
 
 
 def test_when_nothing_is_wrong_it_says_that(run: Run, blobs: Federated, tmp_path: Path) -> None:

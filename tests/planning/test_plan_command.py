@@ -93,6 +93,35 @@ def test_a_pilot_on_private_data_says_that_it_leaks(run: Run) -> None:
     assert "covered by no ε" not in made_up.out
 
 
+DIGITS = ("--dataset", "digits", "--clients", 20, "--rate", 0.5, "--rounds", 2)
+
+
+def test_the_data_to_be_trained_on_are_not_public_by_another_name(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.toml").write_text('[data]\ndataset = "digits"\nclients = 30\n')
+    flags = (*DIGITS, "--noise-multiplier", 1, "--pilot-clients", 10)
+    assert "covered by no ε" in run("plan", *flags, "--pilot", "other.toml").out
+    plain = json.loads(run("plan", *flags, "--pilot", "digits", "--json").out)
+    assert plain["pilot_is_private"]
+    assert "covered by no ε" in plain["leak"]
+    fewer = '[data]\ndataset = "synthetic"\nclients = 30\nfeatures = 64\n'
+    (tmp_path / "other.toml").write_text(fewer)
+    public = run("plan", "--shape", 64, *flags[2:], "--pilot", "other.toml", "--json")
+    assert json.loads(public.out)["leak"] is None
+
+
+def test_a_pilot_does_not_look_at_data_with_a_budget(
+    run: Run, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    small = ("--algorithm", "dp_fedavg", *DIGITS[:4], "--rounds", 1, "--noise-multiplier", 9)
+    assert run("train", *small, "--out", "a").code == 0
+    assert run("budget", "set", "a", "--epsilon", 9).code == 0
+    for pilot in ("own", "digits"):
+        said = refused("plan", *DIGITS, "--noise-multiplier", 1, "--pilot", pilot)
+        assert "A budget stands for these data" in said
+        assert "a pilot's look at their norms would be counted nowhere" in said
+    assert run("plan", *DIGITS, "--noise-multiplier", 1).code == 0
+
+
 def test_sweeps_are_drawn(run: Run) -> None:
     outcome = run("plan", *SMALL, "--sweep", "cohort=20,40,400")
     assert "█" in outcome.out

@@ -157,6 +157,35 @@ def test_a_comparison_ranks_its_members_and_shows_their_spread(tmp_path: Path) -
     assert any(a > b for a, b in zip(high, low, strict=True))
 
 
+def _spent(run: Path, epsilon: float, **more: Any) -> None:
+    """As if a run had cost so much: drawn anew after a crash, or selected."""
+    summary = json.loads((run / "summary.json").read_bytes())
+    summary["privacy"]["views"]["models"]["epsilon"] = epsilon
+    save(run / "summary.json", {**summary, **more})
+
+
+def test_the_guarantee_of_several_seeds_is_that_of_the_costliest(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"a{seed}", seed=seed) for seed in range(3)]
+    _spent(runs[1], 7.25)
+    text = page(load_story(runs))
+    assert "ε = 7.25" in text
+    assert "All 3 private runs together cost more" in text
+    assert "together cost more" not in page(load_story(runs[:1]))
+
+
+def test_a_selected_run_does_not_keep_the_budget_of_one_run(
+    refused: Refused, tmp_path: Path
+) -> None:
+    kept, one = "the budget is kept against this view", write_run(tmp_path / "one")
+    assert kept in page(load_story([one]))
+    other = write_run(tmp_path / "other", seed=1)
+    _spent(other, 9.5, selection={"law": "poisson"})
+    text = page(load_story([other]))
+    assert kept not in text
+    assert "The dotted line is the budget" not in text
+    assert "their budgets differ" in refused("report", one, other)
+
+
 def test_runs_that_differ_in_their_seed_only_are_one_member(tmp_path: Path) -> None:
     for seed in range(3):
         write_run(tmp_path / f"a{seed}", parameters={"clip": 1.0}, seed=seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -52,6 +53,28 @@ def test_a_run_that_was_stopped(finished: Path) -> None:
     (finished / "metrics.parquet").unlink()
     (finished / "checkpoint.safetensors").unlink()
     assert (listed(finished).state, listed(finished).rounds) == ("stopped", 0)
+
+
+def test_what_was_spent_since_it_was_last_told_is_not_told_as_less(
+    blobs: Federated, tmp_path: Path
+) -> None:
+    train(PRIVATE, blobs, rounds=4, evaluate_every=3, checkpoint_every=1, save=tmp_path / "a")
+    (tmp_path / "a" / "summary.json").unlink()
+    directory = RunDirectory.open(tmp_path / "a")
+    rows = directory.load_metrics()
+    assert listed(tmp_path / "a").epsilon == rows[-1]["epsilon"]
+    rows[-1] |= {"loss": None, "accuracy": None, "epsilon": None}
+    directory.save_metrics(rows)  # as if it had been stopped before the last evaluation
+    found = listed(tmp_path / "a")
+    assert (found.rounds, found.epsilon, found.untold) == (4, None, True)
+    assert found.accuracy == rows[2]["accuracy"]
+
+
+def test_drawn_runs_of_a_private_selection_are_not_found(finished: Path) -> None:
+    hidden = finished.parent / "c" / "out-of-sight" / "draw-0"
+    shutil.copytree(finished, hidden)
+    assert find_runs([finished.parent / "c"]) == []
+    assert find_runs([finished.parent]) == [finished]
 
 
 @pytest.mark.parametrize("name", ["recipe.toml", "summary.json"])
