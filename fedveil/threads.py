@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,13 +22,13 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
     """work(item) of one item after the other, computed on as many threads as torch may use.
 
     Small kernels gain little from two cores, and lose much by waiting for each other; here every
-    core has its own. Sums of the answers do not depend on the number of threads.
+    core has its own. The answers do not depend on the number of threads, to the last bit.
     """
     threads = min(torch.get_num_threads(), len(items))
-    if threads < 2:
-        yield from map(work, items)
-        return
     with one_thread_each():
+        if threads < 2:
+            yield from map(work, items)
+            return
         waiting: deque[Future[Answer]] = deque()
         try:
             for item in items:
@@ -42,16 +43,20 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
 
 
 def equal_shares(count: int, most: int) -> list[slice]:
-    """0 … count − 1 in shares of at most so many, as many for each thread as for the others.
+    """0 … count − 1 in shares of at most so many, as many for each core as for the others.
 
-    >>> with one_thread_each():
-    ...     equal_shares(5, 3)
-    [slice(0, 2, None), slice(2, 5, None)]
+    By the machine's cores and not by the threads in use: a run alone and the same run beside
+    others, on one thread, have the same sums to the last bit. Their noise is the same, so a
+    difference would be one that no noise covers.
     """
-    threads = torch.get_num_threads()
-    shares = min(count, threads * -(-count // (threads * most)))
+    shares = min(count, cores() * -(-count // (cores() * most)))
     ends = [count * share // shares for share in range(shares + 1)] if shares else []
     return [slice(start, stop) for start, stop in pairwise(ends)]
+
+
+def cores() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

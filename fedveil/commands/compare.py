@@ -147,7 +147,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _jobs(asked: int | None) -> int:
-    from fedveil.comparing.pool import cores
+    from fedveil.threads import cores
 
     if asked is not None and asked < 1:
         raise UserError(f"--jobs {asked}: at least one run is played at a time.")

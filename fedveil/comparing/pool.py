@@ -149,11 +149,6 @@ class Pool:
 _GONE = "gone"
 
 
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _environment() -> dict[str, str]:
     """One thread each, and the same modules as here."""
     where = [str(PACKAGE), *(place or os.getcwd() for place in sys.path)]

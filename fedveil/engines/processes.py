@@ -25,6 +25,7 @@ from fedveil.engines.lines import Lines
 from fedveil.errors import LostError, UserError
 from fedveil.parts.memory import ClientMemory
 from fedveil.ranks import machine_size, rank_and_size
+from fedveil.threads import cores
 
 Order = Literal["play", "gather", "end"]
 ORDERS: tuple[Order, ...] = ("play", "gather", "end")
@@ -236,7 +237,7 @@ def joined() -> Iterator[Team]:
         yield ALONE
         return
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, _cores() // machine_size()))
+        torch.set_num_threads(max(1, cores() // machine_size()))
     team = Processes(rank, size)
     signal.signal(signal.SIGTERM, _told_to_end(team))
     try:
@@ -257,12 +258,6 @@ def _told_to_end(team: Processes) -> Callable[[int, FrameType | None], None]:
         raise team.lost(told=True)
 
     return handle
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _checksum(x: Tensor) -> int:

@@ -95,7 +95,7 @@ class Session:
         if before and digest not in before and self.ledger.budgets(self.facts.account):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
-                "by another engine, version or number of threads or processes, and the same noise "
+                "by another engine, version, machine or number of processes, and the same noise "
                 "twice would reveal the difference; go on as it was run before, or train with "
                 "another seed."
             )

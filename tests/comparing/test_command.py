@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedveil import algorithms
 from fedveil.comparing import selecting
@@ -401,3 +402,17 @@ def test_runs_on_other_data_or_at_another_budget_are_refused(
     well(run("train", "--algorithm", "dp_fedavg", *less, *SMALL[8:], "--out", "n"))
     said = refused("compare", compared[0] / "dp_fedavg-s0", "n")
     assert "their own noise comes to epsilon =" in said
+
+
+def test_a_run_alone_on_two_threads_gives_the_same_bytes_as_in_a_comparison(
+    compared: tuple[Path, str, Path], run: Run
+) -> None:
+    """Their noise is the same: a difference in the last bits would be one that no noise covers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert run("train", "--algorithm", "dp_norm_fedavg", *SMALL, "--out", "alone").code == 0
+    finally:
+        torch.set_num_threads(before)
+    beside = compared[0] / "dp_norm_fedavg-s0" / "model.safetensors"
+    assert Path("alone/model.safetensors").read_bytes() == beside.read_bytes()
