@@ -136,7 +136,9 @@ def _selection(story: Story) -> str:
             "release, and no ε on this page covers it."
         )
         return f'<p class="note">{told}</p>' if len(private) > 1 else ""
-    told = "; ".join(f"{name}: {value}" for name, value in story.selection.items())
+    known = ((name, story.selection.get(name)) for name in ("law", "eta", "gamma", "expected"))
+    facts = ((n, few_digits(v) if isinstance(v, float) else v) for n, v in known if v is not None)
+    told = "; ".join(f"{name}: {value}" for name, value in facts)
     return f'<p class="note">Private selection: {escape(told)}.</p>'
 
 

@@ -257,6 +257,8 @@ def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
     assert "costs ε = " in told
     assert "for one client (add-remove)" in told
     assert "Chosen by   runs are compared by a score that" in told
+    assert "Accounted   by Rényi divergences" in told
+    assert "clients.parquet" not in told
     assert "  models" not in told
     rows = RunDirectory.open(kept).load_metrics()
     assert {row["epsilon"] for row in rows} - {None} == {priced["epsilon"]}
