@@ -123,13 +123,13 @@ def reserve(training: Training) -> None:
     training.session.reserve(training.state.round)
 
 
-def refuse_on_budget(data: Federated, what: str) -> None:
+def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> None:
     """Refuse work on data with a budget that would be recorded nowhere."""
-    where = ledger_path()
+    where = ledger_path(ledger)
     if not Chain.exists(where):
         return
-    with contextlib.closing(open_ledger(where)) as ledger:
-        kin = _kin(ledger, data)
+    with contextlib.closing(open_ledger(where)) as books:
+        kin = _kin(books, data)
     if kin is not None:
         raise UserError(
             f"A budget stands for these data ('{kin.data}'), and {what} would be counted nowhere; "

@@ -195,7 +195,10 @@ def load_data(settings: DataSettings) -> Federated:
 
 
 def prepare(
-    settings: Settings, data: Federated | None = None, team: Team | None = None
+    settings: Settings,
+    data: Federated | None = None,
+    team: Team | None = None,
+    ledger: Path | None = None,
 ) -> Training:
     """A training that stands at round 0."""
     from fedveil import training
@@ -218,6 +221,7 @@ def prepare(
         per_round=settings.per_round,
         team=team or ALONE,
         diagnostics=settings.diagnostics,
+        ledger=ledger,
     )
     prepared.engine_reason = settings.engine_reason or prepared.engine_reason
     prepared.checkpoint_every = settings.checkpoint_every or 0

@@ -173,11 +173,13 @@ def prepare(
     per_round: bool = False,
     team: Team = ALONE,
     diagnostics: bool | None = None,
+    ledger: Path | None = None,
 ) -> Training:
     """Check everything, calibrate the noise to (ε, δ) if one is given, and stand at round 0.
 
     With per_round the budget is that of a single round; what all of them cost is reported.
-    Diagnostics are recorded unless noise is secure; they are private data (docs/diagnosis.md).
+    Diagnostics are recorded unless noise is secure; they are private data (docs/diagnosis.md). In
+    the ledger is looked up whether the data may be looked at without noise, where a recipe does.
     """
     _check_arguments(recipe, data, rounds, evaluate_every)
     if noise not in ("seeded", "secure"):
@@ -199,7 +201,7 @@ def prepare(
     choice = choose(engine, task, data, recipe.local, recipe.cohort.expected(data.clients))
     working = choice.engine
     if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
-        charging.refuse_on_budget(data, "a look at its norms without noise")
+        charging.refuse_on_budget(data, "a look at its norms without noise", ledger)
         recipe = probed(recipe, x, data, working, rounds, seed, team)
     if noise == "secure":
         recipe = secured(recipe)
@@ -253,13 +255,14 @@ def train(
     run after the current round, with the work so far in the result and on disk. A private run that
     is saved is recorded in the ledger, and a budget set for the data is kept by every run.
     """
+    books = None if ledger is None else Path(ledger)
     training = prepare(
         recipe, data, model, rounds, epsilon, delta, seed, engine, evaluate_every,
-        noise=noise, per_round=per_round, diagnostics=diagnostics,
+        noise=noise, per_round=per_round, diagnostics=diagnostics, ledger=books,
     )  # fmt: skip
     training.checkpoint_every = checked_every(checkpoint_every)
     place = None if save is None else refuse_taken(Path(save))
-    training.enrol(None if ledger is None else Path(ledger), saved=place is not None)
+    training.enrol(books, saved=place is not None)
     directory = None if place is None else RunDirectory.create(place)
     if directory is not None:
         directory.save_settings(_settings(training, model))

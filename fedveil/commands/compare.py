@@ -194,7 +194,7 @@ def _begin(
             f"{out} already holds something; choose another --out, or go on with `{_again(out)}`."
         )
     with waiting("Looking at the budget …"):  # refused before anything is written
-        refuse_unequal_noise(comparison)
+        refuse_unequal_noise(comparison, ledger_path(ledger))
         if comparison.selection is None:
             room_for(comparison, ledger_path(ledger), cut)
     if out is None:

@@ -89,7 +89,7 @@ def _train_anew(
         if out is not None and team.first:
             refuse_taken(out)  # before the long work
         with getting_ready():
-            training = prepare(settings, team=team)
+            training = prepare(settings, team=team, ledger=ledger)
         if not team.first:
             with _resumable(out):
                 work.follow(training)
@@ -114,7 +114,7 @@ def _train_on(path: Path, ledger: Path | None, board: Path | None) -> None:
         directory = RunDirectory.open(path)
         settings = read_run(path / "recipe.toml")
         with getting_ready():
-            training = work.restore(prepare(settings, team=team), directory, ledger)
+            training = work.restore(prepare(settings, team=team, ledger=ledger), directory, ledger)
         if team.first:
             _play(training, directory, settings, board)
             return

@@ -39,7 +39,7 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     if ledger is None or not any(ledger.granted.values()):
         return Room(len(runs), False)
     try:
-        trainings = _prepared(comparison)
+        trainings = _prepared(comparison, where)
         budgets = ledger.budgets(_account(trainings[0]))
         if not budgets:
             return Room(len(runs), False)
@@ -51,7 +51,7 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     return Room(fit, True)
 
 
-def refuse_unequal_noise(comparison: Comparison) -> None:
+def refuse_unequal_noise(comparison: Comparison, where: Path) -> None:
     """Members that bring their own noise must come to one ε, for no budget makes them equal."""
     from fedveil.settings import load_data, prepare, resolve_recipe
 
@@ -61,7 +61,7 @@ def refuse_unequal_noise(comparison: Comparison) -> None:
     data = load_data(members[0].settings.data)
     spent = []
     for member in members:
-        training = prepare(member.at(comparison.seeds[0]), data)
+        training = prepare(member.at(comparison.seeds[0]), data, ledger=where)
         spent.append(training.statement(training.rounds).main.epsilon)
     refuse_apart([member.label for member in members], spent)
 
@@ -85,12 +85,12 @@ def _full(training: Training, budgets: Any, fit: int, runs: int) -> str:
     )
 
 
-def _prepared(comparison: Comparison) -> list[Training]:
+def _prepared(comparison: Comparison, where: Path) -> list[Training]:
     """All runs at round 0, on data that are loaded once."""
     from fedveil.settings import load_data, prepare
 
     data = load_data(comparison.members[0].settings.data)
-    return [prepare(member.at(seed), data) for member, seed in comparison.runs()]
+    return [prepare(member.at(seed), data, ledger=where) for member, seed in comparison.runs()]
 
 
 def _account(training: Training) -> Account:

@@ -65,10 +65,10 @@ def _begun(plain: Mapping[str, Any], path: Path, ledger: Path | None) -> Trainin
 
     if (path / "recipe.toml").is_file():
         settings = read_run(path / "recipe.toml")
-        prepared = prepare(settings, _data(settings.data.model_dump_json()))
+        prepared = prepare(settings, _data(settings.data.model_dump_json()), ledger=ledger)
         return restore(prepared, RunDirectory.open(path), ledger)
     settings = Settings.model_validate(plain)
-    training = prepare(settings, _data(settings.data.model_dump_json()))
+    training = prepare(settings, _data(settings.data.model_dump_json()), ledger=ledger)
     training.enrol(ledger, saved=True)
     RunDirectory.create(path).save_settings(resolved(settings, training))
     return training

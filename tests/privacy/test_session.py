@@ -361,12 +361,20 @@ def test_a_budget_is_kept_by_unsaved_runs_and_by_steps(blobs: Federated, granted
 
 
 def test_without_noise_nothing_is_trained_on_a_budget(
-    blobs: Federated, granted: Ledger, plain_recipe: Recipe
+    blobs: Federated,
+    granted: Ledger,
+    plain_recipe: Recipe,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(BudgetError, match=r"no finite epsilon, .* since a message is not bounded"):
         train(plain_recipe, blobs, rounds=1)
     with pytest.raises(UserError, match="look at its norms without noise would be counted nowhere"):
         train(replace(POISSON, bound=ProbedClip()), blobs, rounds=1)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("FEDVEIL_LEDGER", str(tmp_path / "another.sqlite"))
+        with pytest.raises(UserError, match="would be counted nowhere"):
+            train(replace(POISSON, bound=ProbedClip()), blobs, rounds=1, ledger=granted.path)
     with pytest.raises(BudgetError, match="taken from these data without noise"):
         train(replace(POISSON, bound=ProbedClip(norm=1.0)), blobs, rounds=1)
 
