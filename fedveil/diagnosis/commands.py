@@ -9,6 +9,10 @@ from typing import Annotated
 import typer
 
 WIDTH = 13
+LEAK = (
+    "This was read from private data without noise; settings that are chosen by it are covered "
+    "by no ε."
+)
 
 
 def diagnose(
@@ -26,7 +30,7 @@ def diagnose(
     entry("Run", f"{found.run.recipe.name}: {found.facts()}.", WIDTH)
     for finding in found.wrong:
         entry("Wrong", f"{_capital(finding.evidence)}.", WIDTH)
-        entry("  try", f"{_capital(finding.advice)}.", WIDTH)
+        entry("  try", f"{_capital(finding.try_this)}.", WIDTH)
     if not found.wrong:
         entry("Wrong", "Nothing that these numbers show.", WIDTH)
     for finding in found.findings:
@@ -34,6 +38,8 @@ def diagnose(
             entry("To know", f"{_capital(finding.sentence)}", WIDTH)
     if found.unjudged:
         entry("Not judged", _missing(found.unjudged), WIDTH)
+    if found.wrong and found.run.recipe.private:
+        entry("Privacy", LEAK, WIDTH)
 
 
 def _missing(rules: tuple[str, ...]) -> str:

@@ -62,6 +62,10 @@ def remembering(beta: float) -> Recipe:
     )
 
 
+def examples(clip: float, **more: Any) -> Recipe:
+    return algorithms.dp_sgd(clip=clip, rate=0.2, noise_multiplier=0.5, **more)
+
+
 def averaged(**more: Any) -> Recipe:
     return algorithms.fedavg(**{"learning_rate": 0.5, "steps": 5} | more)
 
@@ -139,11 +143,12 @@ CASES = {
         lambda found: remembering(found.numbers["raise_to"]),
     ),
     "examples cut short": Case(
-        "clipping bias of examples",
-        algorithms.dp_sgd(clip=0.02, rate=0.2, noise_multiplier=0.5),
-        lambda found: algorithms.dp_sgd(
-            clip=found.numbers["raise_to"], rate=0.2, noise_multiplier=0.5
-        ),
+        "clipping bias of examples", examples(0.02, learning_rate=1.0),
+        lambda found: examples(found.numbers["raise_to"], learning_rate=1.0),
+    ),
+    "short steps of examples": Case(
+        "steps too short", examples(0.3, learning_rate=0.1),
+        lambda found: examples(0.3 * 4, learning_rate=0.1 * found.numbers["longer"]),
     ),
 }  # fmt: skip
 
@@ -162,7 +167,7 @@ HEALTHY: dict[str, tuple[Recipe, Federated]] = {
     ),
     "memory": (remembering(0.5), ALIKE),
     "memory, apart": (remembering(0.5), APART),
-    "examples": (algorithms.dp_sgd(clip=0.3, rate=0.2, noise_multiplier=0.5), ALIKE),
+    "examples": (examples(3.0, learning_rate=1.0), ALIKE),
 }  # fmt: skip
 
 
