@@ -87,7 +87,7 @@ SHORT = Rule(
     lambda n: (
         f"{n['clipped']:.0%} of updates are clipped at C = {figure(n['clip'])}, the median one to "
         f"1/{figure(n['overshoot'])} of its norm {figure(n['median'])}, and every round goes on "
-        "the way of the last: steps are too short"
+        "the way of the last, so that steps are too short"
     ),
     lambda n: (
         f"raise {_named(n)} to {figure(n['raise_to'])}, or make the server's rate "
@@ -150,11 +150,11 @@ MOMENT = Rule(
     _moment,
     lambda n: n["clipped"] >= CLIPPED and n["ratio"] >= OVERSHOT and n["raise_to"] > n["clip"],
     lambda n: (
-        f"B/c is {figure(n['ratio'])} (root mean square of what clipping at c = "
-        f"{figure(n['clip'])} takes away, over c), with {n['clipped']:.0%} of updates clipped"
+        f"clipping examples at C = {figure(n['clip'])} takes away {figure(n['ratio'])} times as "
+        f"much as it leaves (B/c, root mean square), with {n['clipped']:.0%} of them clipped"
     ),
     lambda n: (
-        f"raise c to {figure(n['raise_to'])}, or take more local steps of a smaller rate (DP-LSGD)"
+        f"raise C to {figure(n['raise_to'])}, or take more local steps of a smaller rate, dp_lsgd"
     ),
     needs=("second_moment",),
     command=lambda run, n: flags(run.recipe, clip=n["raise_to"]),

@@ -30,7 +30,9 @@ def diagnose(
     entry("Run", f"{found.run.recipe.name}: {found.facts()}.", WIDTH)
     for finding in found.wrong:
         entry("Wrong", f"{_capital(finding.evidence)}.", WIDTH)
-        entry("  try", f"{_capital(finding.try_this)}.", WIDTH)
+        entry("  try", f"{_capital(finding.advice)}.", WIDTH)
+        if finding.command:
+            entry("  flags", finding.command, WIDTH)
     if not found.wrong:
         entry("Wrong", "Nothing that these numbers show.", WIDTH)
     for finding in found.findings:

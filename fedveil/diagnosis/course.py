@@ -163,7 +163,7 @@ def _angles(run: Run) -> Numbers | None:
     bare = isinstance(run.recipe.bound, Unbounded)
     if cosine is None or run.rounds < FEW or not _felt(run):
         return None
-    if bare or run.recipe.memory.kept or run.recipe.unit == "example":
+    if bare or run.recipe.memory.kept or run.recipe.unit == "example" or OVERSTEPPED(run):
         return None
     degrees, moving = math.degrees(math.acos(cosine)), float(_moving(run))
     return {"cosine": cosine, "degrees": degrees, "moving": moving}

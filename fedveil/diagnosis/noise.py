@@ -5,30 +5,30 @@
 of the first rounds: later, updates cancel the more the better the model is. Without √K the factors
 are what noise, cohort and dimension allow at best, how far updates fill C, and how far clients
 agree. `fedveil plan` gives its verdict by A, with the same limits. Nothing is said of noise where
-steps are too short: a model that noise holds back is pulled back by its clients at every step.
+steps are too short or C is too large: that costs nothing to mend, and noise is judged after it.
 """
 
 from __future__ import annotations
 
 import math
 
-from fedveil.diagnosis.bounding import BIASED, MOMENT, SHORT
+from fedveil.diagnosis.bounding import BIASED, MOMENT, SHORT, SLACKENED
 from fedveil.diagnosis.change import cohort_flags, larger_cohort
 from fedveil.diagnosis.course import TIMID
-from fedveil.diagnosis.people import MISSING
+from fedveil.diagnosis.people import FORGETFUL, MISSING
 from fedveil.diagnosis.rule import Numbers, Rule, figure
 from fedveil.diagnosis.run import Run
 from fedveil.planning.verdict import HOPELESS, WORKS
 
 WORTH = 1.15  # times less noise: accuracy hardly shows a smaller gain
-SHORTENED = (BIASED, SHORT, MOMENT, TIMID)  # to be mended first
+FIRST = (BIASED, SHORT, SLACKENED, MOMENT, TIMID, FORGETFUL)  # what costs nothing to mend
 
 
 def _factors(run: Run) -> Numbers | None:
     ratio, signal, population = run.run_ratio, run.mean("signal", "early"), run.population
     if ratio is None or not signal or population is None or MISSING(run):
         return None
-    if any(rule(run) for rule in SHORTENED):
+    if any(rule(run) for rule in FIRST):
         return None
     reach = run.mean("threshold", "early") or run.reach
     bounded = run.bounded("early") or min(reach, run.mean("norm", "early") or reach)
@@ -75,7 +75,7 @@ def _more(n: Numbers) -> str:
     told = f"allow a larger ε or take a smaller model; {others}"
     if "gain" not in n or n["cohort"] >= n["population"]:
         return told
-    return f"{told}; more of them a round would not help ({gain:.2g}× less noise)"
+    return f"{told}; more of those a round would make noise hardly smaller ({gain:.2f}×)"
 
 
 def _drawn(run: Run, n: Numbers) -> str:

@@ -23,14 +23,10 @@ class Finding:
     command: str = ""  # the advice as flags of `fedveil train`, where it can be said so
 
     @property
-    def try_this(self) -> str:
-        """The advice with its flags."""
-        return f"{self.advice} ({self.command})" if self.command else self.advice
-
-    @property
     def sentence(self) -> str:
-        """Evidence and advice in one line."""
-        return f"{self.evidence}: {self.try_this}."
+        """All of it in one line."""
+        flags = f" ({self.command})" if self.command else ""
+        return f"{self.evidence}: {self.advice}{flags}."
 
 
 @dataclass(frozen=True)
