@@ -31,6 +31,8 @@ def diagnose(
     for finding in found.wrong:
         entry("Wrong", f"{_capital(finding.evidence)}.", WIDTH)
         entry("  try", f"{_capital(finding.advice)}.", WIDTH)
+        if finding.command:
+            entry("  flags", finding.command, WIDTH)
     if not found.wrong:
         entry("Wrong", "Nothing that these numbers show.", WIDTH)
     for finding in found.findings:

@@ -10,7 +10,8 @@ from fedveil.diagnosis import bounding, course, noise, people
 from fedveil.diagnosis.rule import Finding, Rule, figure
 from fedveil.diagnosis.run import Run, read
 
-RULES: tuple[Rule, ...] = (*noise.RULES, *bounding.RULES, *course.RULES, *people.RULES)
+# What a flag can change comes before noise, which mostly costs clients or ε.
+RULES: tuple[Rule, ...] = (*bounding.RULES, *course.RULES, *noise.RULES, *people.RULES)
 
 
 LEAK = (
@@ -68,6 +69,7 @@ class Diagnosis:
                     "wrong": finding.wrong,
                     "evidence": finding.evidence,
                     "advice": finding.advice,
+                    "command": finding.command,
                     "numbers": _finite(finding.numbers),
                 }
                 for finding in self.findings

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from fedveil.diagnosis.change import cohort_flags, flags
 from fedveil.diagnosis.rule import Numbers, Rule, figure
 from fedveil.diagnosis.run import Run
 from fedveil.parts.memory import ErrorCompensation
@@ -34,6 +35,7 @@ FEW_CLIENTS = Rule(
     lambda n: n["expected"] < FEW and bool(n["sampled"]),
     lambda n: f"{figure(n['came'])} clients a round speak for all",
     lambda n: f"raise the cohort to {FEW:g} at least",
+    command=lambda run, n: cohort_flags(run.recipe, FEW, run.population or FEW),
 )
 
 MISSING = Rule(
@@ -66,6 +68,7 @@ LOST = Rule(
         "numbers" + (f", from {n['clients']:.0f} clients" if n["clients"] else "")
     ),
     lambda n: "lower the clients' learning rate, and look at these clients' data",
+    command=lambda run, n: flags(run.recipe, learning_rate=run.recipe.local.rate(0) / 2),
 )
 
 
@@ -95,13 +98,15 @@ def _memory(run: Run) -> Numbers | None:
     first, last = errors[:quarter].mean(), errors[-quarter:].mean()
     rate = run.mean("participants", "all") or 1.0
     share = 1.0 if run.population is None else min(rate / run.population, 1.0)
-    moves = max(run.rounds * share, 1.0)  # of a client's memory, each β long at most
+    moves = max(run.whole * share, 1.0)  # of a client's memory, each β long at most
     return {
         "first": float(first),
         "last": float(last),
         "ratio": float(last / first) if first else 0.0,
         "beta": memory.beta,
-        "raise_to": float(2 * first / moves),
+        "reach": memory.beta * moves,
+        # With noise, v̂ is to arrive at the end and no sooner: what comes after is noise alone.
+        "raise_to": float(first / run.whole if run.signal_to_noise else 2 * first / moves),
         "lower_to": memory.beta / 4,
     }
 
@@ -109,10 +114,12 @@ def _memory(run: Run) -> Numbers | None:
 FORGETFUL = Rule(
     "memory error does not shrink",
     _memory,
-    lambda n: n["ratio"] >= STUCK,
+    lambda n: n["ratio"] >= STUCK or (n["reach"] < n["first"] / 2 and n["raise_to"] > n["beta"]),
     lambda n: (
-        f"the memory error ‖u_i − v_i‖ was {figure(n['first'])} in the first quarter of the rounds "
-        f"and {figure(n['last'])} in the last, with β = {figure(n['beta'])}"
+        "clients' memory does not catch up with their updates: it is off by "
+        f"{figure(n['first'])} on average in the first quarter of the rounds and by "
+        f"{figure(n['last'])} in the last, and β = {figure(n['beta'])} moves it by "
+        f"{figure(n['reach'])} at most in the whole run"
     ),
     lambda n: (
         f"raise β to {figure(n['raise_to'])}"
@@ -120,6 +127,9 @@ FORGETFUL = Rule(
         else f"lower β to {figure(n['lower_to'])}, as the memory overshoots"
     ),
     needs=("memory_error",),
+    command=lambda run, n: flags(
+        run.recipe, beta=n["raise_to"] if n["raise_to"] > n["beta"] else n["lower_to"]
+    ),
 )
 
 

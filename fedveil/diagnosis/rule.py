@@ -20,11 +20,13 @@ class Finding:
     advice: str
     numbers: Numbers
     wrong: bool = True  # else only worth knowing
+    command: str = ""  # the advice as flags of `fedveil train`, where it can be said so
 
     @property
     def sentence(self) -> str:
-        """Both in one line."""
-        return f"{self.evidence}: {self.advice}."
+        """All of it in one line."""
+        flags = f" ({self.command})" if self.command else ""
+        return f"{self.evidence}: {self.advice}{flags}."
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Rule:
     """condition(measure(run)) ⇒ evidence and advice.
 
     `measure` gives None where the rule says nothing about such a recipe, or about a run so short.
-    `needs` are columns of metrics.parquet without which it cannot be judged.
+    `needs` are columns of metrics.parquet without which it cannot be judged. `command` is the first
+    thing to try as flags, for the recipe at hand.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Rule:
     advice: Callable[[Numbers], str]
     needs: tuple[str, ...] = ()
     wrong: bool = True
+    command: Callable[[Run, Numbers], str] = lambda run, n: ""
 
     def judged(self, run: Run) -> bool:
         """Whether the run recorded what the rule needs."""
@@ -53,7 +57,8 @@ class Rule:
         if numbers is None or not self.condition(numbers):
             return None
         evidence, advice = self.evidence(numbers), self.advice(numbers)
-        return Finding(self.name, evidence, advice, numbers, self.wrong)
+        command = self.command(run, numbers)
+        return Finding(self.name, evidence, advice, numbers, self.wrong, command)
 
 
 def figure(number: float) -> str:

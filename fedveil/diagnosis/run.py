@@ -6,13 +6,15 @@ import math
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Clip
+from fedveil.planning.signal import Spread
 from fedveil.recipe import Recipe
 from fedveil.runs.directory import RunDirectory, reading
 
@@ -22,6 +24,23 @@ if TYPE_CHECKING:
 Part = Literal["all", "early", "late"]
 EARLY = 0.25  # of the rounds: while the model still moves
 LATE = 0.5  # of the rounds: what the run settled down to
+DOUBLE = 0.5  # p above which a step twice as long would have been better: 1/(1 − p) > 2
+FIRST = 3  # rounds whose signal to noise is that of the start
+
+
+class Slope(NamedTuple):
+    """A persistence p and its standard error."""
+
+    value: float
+    error: float
+
+
+class _Round(NamedTuple):
+    number: int
+    along: float  # ⟨mean b, e⟩, e the direction of the last global step
+    signal: float
+    noise: float
+    agreed: float  # ‖E mean b‖²: the signal's square without what the draw adds
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +54,17 @@ class Run:
     population: int | None = None
     dim: int | None = None
     planned: int | None = None
+    budget: tuple[float, float] | None = None  # (ε, δ) that it keeps, towards its own view
 
     @property
     def rounds(self) -> int:
         """Rounds played."""
         return len(self.rows)
+
+    @property
+    def whole(self) -> int:
+        """Rounds planned, or played where none were."""
+        return max(self.planned or 0, self.rounds)
 
     @property
     def recorded(self) -> bool:
@@ -58,8 +83,12 @@ class Run:
 
     def quantile(self, share: float, part: Part = "late") -> float | None:
         """Of the norms of all updates in a part of the rounds."""
-        norms = self._of_clients("norm", part)
+        norms = self.norms(part)
         return None if norms is None or not len(norms) else float(np.quantile(norms, share))
+
+    def norms(self, part: Part = "late") -> np.ndarray | None:
+        """Of all updates in a part of the rounds, before the bound."""
+        return self._of_clients("norm", part)
 
     def bounded(self, part: Part = "late") -> float | None:
         """The mean norm of a bounded update, mean s_i·‖w_i‖."""
@@ -90,25 +119,77 @@ class Run:
         """Mean cosine of clients' updates to the clean part of the last global update."""
         return self._without_noise(self.mean("cosine", part))
 
-    def persistence(self, part: Part = "late") -> float | None:
-        """Mean cosine of the mean bounded update to the clean part of the last global update.
+    @cached_property
+    def run_ratio(self) -> float | None:
+        """√K·signal/noise of the first rounds, by which a plan gives its verdict.
 
-        ⟨mean b, e⟩ = mean s_i·‖w_i‖·cos_i, which a round's signal ‖mean b‖ divides. Near 1 the
-        model goes on in one direction, below 0 it goes back and forth.
+        With K the planned rounds: for a run that was stopped it is what it was going to have.
         """
-        import polars
+        signal, noise = self.column("signal"), self.column("noise")
+        felt = np.flatnonzero((noise > 0) & (signal > 0))[:FIRST]
+        if not len(felt):
+            return None
+        return math.sqrt(self.whole) * float(np.median(signal[felt] / noise[felt]))
 
+    def persistence(self, part: Part = "late") -> Slope | None:
+        """The slope of the loss at the end of a global step, over that at its start.
+
+        p = ⟨mean b_{k+1}, e_k⟩ / ⟨E mean b_k, e_k⟩ with e_k the direction of the step: as the mean
+        bounded update stands for the gradient, both are slopes along e_k. 1: nothing was used up;
+        0: the step ended where it was best; below 0: it went too far. A parabola through both
+        slopes is least at 1/(1 − p) of the step.
+        """
         if self.clients is None or self.recipe.memory.kept:
             return None
+        ends, starts = [], []
+        rounds = self._rounds(part)
+        for before, here in pairwise(rounds):
+            if before.number + 1 == here.number and before.signal > 0:
+                ends.append(here.along)
+                starts.append(self._start(before))
+        return _slope(np.array(ends), np.array(starts))
+
+    @cached_property
+    def onward(self) -> bool:
+        """Whether late steps were surely too short: twice as long would have been better."""
+        slope = self.persistence()
+        return slope is not None and slope.value - slope.error > DOUBLE
+
+    def _start(self, before: _Round) -> float:
+        """⟨E mean b, e⟩, e along s + ξ (with momentum: their sums), noise ξ at right angles to s.
+
+        Chance of the draw, a part of the signal s, is not in E mean b.
+        """
+        inertia = getattr(self.recipe.server, "momentum", 0.0)
+        clean, noisy = 1 / (1 - inertia), 1 / math.sqrt(1 - inertia**2)
+        length = math.hypot(before.signal * clean, before.noise * noisy)
+        return before.agreed * clean / length
+
+    def _rounds(self, part: Part) -> list[_Round]:
+        """What the rounds of a part say along the last global step."""
+        import polars
+
+        assert self.clients is not None
         first, last = self._span(part)
-        along = (polars.col("norm") * polars.col("scale") * polars.col("cosine")).sum()
-        rows = self.clients.filter(polars.col("round").is_between(max(first, 1) + 1, last))
-        ratios = []
-        for round, total, count in rows.group_by("round").agg(along, polars.len()).iter_rows():
-            signal = self.rows[round - 1]["signal"]
-            if signal > 0:
-                ratios.append(total / (self._denominator(count) * signal))
-        return self._without_noise(_mean(np.array(ratios)))
+        bounded = polars.col("norm") * polars.col("scale")
+        found = (
+            self.clients.filter(polars.col("round").is_between(max(first, 1), last))
+            .group_by("round")
+            .agg(
+                (bounded * polars.col("cosine")).sum().alias("along"),
+                bounded.pow(2).mean().alias("square"),
+                polars.len(),
+            )
+            .sort("round")
+        )
+        return [self._round(*row) for row in found.iter_rows()]
+
+    def _round(self, number: int, along: float, square: float | None, came: int) -> _Round:
+        row = self.rows[number - 1]
+        signal, agreed = row["signal"], row["signal"] ** 2
+        if self.population is not None and square is not None:
+            agreed = Spread.seen(signal, square, self.recipe.cohort, self.population).mean
+        return _Round(number, along / self._denominator(came), signal, row["noise"], agreed)
 
     def _denominator(self, came: int) -> float:
         known = self.population
@@ -155,10 +236,10 @@ def read(path: Path) -> Run:
     with reading(path / "metrics.parquet"):
         if not {"round", "participants", "shrunk", "signal", "noise"} <= rows[0].keys():
             raise ValueError("it has not the columns of a run's metrics")
-    population, dim = _size(directory)
+    population, dim, budget = _size(directory)
     return Run(
         path, resolve_recipe(settings), rows, load(directory, len(rows)), population, dim,
-        settings.rounds,
+        settings.rounds, budget,
     )  # fmt: skip
 
 
@@ -183,13 +264,24 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _size(directory: RunDirectory) -> tuple[int | None, int | None]:
-    """How many clients or examples there are, and the model's dimension, where the run ended."""
+def _size(directory: RunDirectory) -> tuple[int | None, int | None, tuple[float, float] | None]:
+    """How many clients or examples, the model's dimension and (ε, δ), where the run ended."""
     if not (directory.path / "summary.json").is_file():
-        return None, None
+        return None, None, None
     with reading(directory.path / "summary.json"):
         facts = directory.load_summary()["privacy"]
-        return int(facts["population"]), int(facts["dimension"])
+        kept = facts["views"][facts["view"]]["epsilon"]
+        budget = None if kept is None else (float(kept), float(facts["delta"]))
+        return int(facts["population"]), int(facts["dimension"]), budget
+
+
+def _slope(ends: np.ndarray, starts: np.ndarray) -> Slope | None:
+    """The ratio of the means; None where starts are lost in chance."""
+    if len(ends) < 2 or not np.isfinite(ends).all() or not starts.mean() > 0:
+        return None
+    value = float(ends.mean() / starts.mean())
+    spread = float(np.std(ends - value * starts, ddof=1)) / math.sqrt(len(ends))
+    return Slope(value, spread / float(starts.mean()))
 
 
 def _mean(numbers: np.ndarray) -> float | None:

@@ -26,6 +26,13 @@ MOVED = {
     "dim": "d, parameters",
     "clip": "C, the bound",
 }
+LOST = (  # of test accuracy, with C and rates set well (docs/planning.md)
+    (WORKS, "0 to 4 points"),
+    (2.0, "0 to 5 points"),
+    (1.0, "0 to 11 points"),
+    (HOPELESS, "1 to 30 points"),
+    (0.0, "10 points and more"),
+)
 BAR = 30  # characters of a bar's whole length
 TOP = 100.0  # a run's ratio that fills a bar; a tenth is empty
 
@@ -74,9 +81,20 @@ def verdict(plan: Plan) -> str:
     told = f"{word}: over the run the signal is {ratio:.2g} times the noise"
     if not plan.guarantee.private:
         told = f"no guarantee, whatever the noise; {told}"
+    if not plan.recipe.memory.kept:  # which lost more than others at the same ratio
+        told = f"{told}, where measured runs lost {_lost(ratio)} of accuracy to it"
     if word == "will work":
         return f"{told}; from {WORKS:g} on it works."
     return f"{told}; {WORKS:g} works, below {HOPELESS:g} is hopeless; {needed(plan)}."
+
+
+def _lost(ratio: float) -> str:
+    """In words, for a run's ratio.
+
+    >>> _lost(1.5), _lost(0.1)
+    ('0 to 11 points', '10 points and more')
+    """
+    return next(points for least, points in LOST if ratio >= least)
 
 
 def needed(plan: Plan) -> str:

@@ -15,8 +15,11 @@ from fedveil import algorithms
 from fedveil.data.catalog import load
 from fedveil.data.federated import Federated
 from fedveil.data.partition import Iid, Shards
+from fedveil.diagnosis.change import larger_cohort
 from fedveil.diagnosis.diagnose import RULES, diagnose
 from fedveil.diagnosis.rule import Finding
+from fedveil.diagnosis.run import read
+from fedveil.privacy.calibrate import Budget, settle
 from fedveil.problems import Problem, heterogeneous_quadratic
 from fedveil.recipe import Recipe
 from fedveil.training import Result, train
@@ -56,10 +59,20 @@ def normalized(**more: Any) -> Recipe:
     return algorithms.dp_norm_fedavg(**settings)
 
 
-def remembering(beta: float) -> Recipe:
+def remembering(beta: float, noise: float = 0.01) -> Recipe:
     return algorithms.fed_alpha_normec(
-        learning_rate=0.5, beta=beta, alpha=0.1, noise_multiplier=0.01
+        learning_rate=0.5, beta=beta, alpha=0.1, noise_multiplier=noise
     )
+
+
+def adapted(start: float) -> Recipe:
+    return algorithms.dp_fedavg_adaptive(
+        start=start, rate=0.5, learning_rate=0.5, steps=5, noise_multiplier=0.3
+    )
+
+
+def examples(clip: float, **more: Any) -> Recipe:
+    return algorithms.dp_sgd(clip=clip, rate=0.2, noise_multiplier=0.5, **more)
 
 
 def averaged(**more: Any) -> Recipe:
@@ -77,6 +90,7 @@ class Case:
     rounds: int = 24
     epsilon: float | None = None
     healed: Federated | None = None  # where the advice is about the data
+    evaluations: int = 3
 
 
 CASES = {
@@ -138,12 +152,30 @@ CASES = {
         "memory error does not shrink", remembering(0.002),
         lambda found: remembering(found.numbers["raise_to"]),
     ),
-    "examples cut short": Case(
-        "clipping bias of examples",
-        algorithms.dp_sgd(clip=0.02, rate=0.2, noise_multiplier=0.5),
-        lambda found: algorithms.dp_sgd(
-            clip=found.numbers["raise_to"], rate=0.2, noise_multiplier=0.5
+    "short steps in noise": Case(
+        "steps too short", normalized(noise_multiplier=2.0, server_rate=0.2),
+        lambda found: normalized(
+            noise_multiplier=2.0, server_rate=0.2 * found.numbers["longer"]
         ),
+        rounds=40, evaluations=10,
+    ),
+    "adaptive clip from below": Case(
+        "C too small", adapted(0.01), lambda found: adapted(found.numbers["raise_to"])
+    ),
+    "adaptive clip from above": Case(
+        "C too large", adapted(300.0), lambda found: adapted(found.numbers["lower_to"])
+    ),
+    "slow memory": Case(
+        "memory error does not shrink", remembering(0.005, noise=0.5),
+        lambda found: remembering(found.numbers["raise_to"], noise=0.5),
+    ),
+    "examples cut short": Case(
+        "clipping bias of examples", examples(0.02, learning_rate=1.0),
+        lambda found: examples(found.numbers["raise_to"], learning_rate=1.0),
+    ),
+    "short steps of examples": Case(
+        "steps too short", examples(0.3, learning_rate=0.1),
+        lambda found: examples(0.3 * 4, learning_rate=0.1 * found.numbers["longer"]),
     ),
 }  # fmt: skip
 
@@ -154,15 +186,10 @@ HEALTHY: dict[str, tuple[Recipe, Federated]] = {
     "clip": (clipped(1.0), ALIKE),
     "clip, batches": (clipped(1.5, batch=4), ALIKE),
     "normalize": (normalized(), ALIKE),
-    "adaptive": (
-        algorithms.dp_fedavg_adaptive(
-            rate=0.5, learning_rate=0.5, steps=5, noise_multiplier=0.3
-        ),
-        ALIKE,
-    ),
+    "adaptive": (adapted(1.0), ALIKE),
     "memory": (remembering(0.5), ALIKE),
     "memory, apart": (remembering(0.5), APART),
-    "examples": (algorithms.dp_sgd(clip=0.3, rate=0.2, noise_multiplier=0.5), ALIKE),
+    "examples": (examples(3.0, learning_rate=1.0), ALIKE),
 }  # fmt: skip
 
 
@@ -174,7 +201,7 @@ def trained(case: Case, recipe: Recipe, path: Path, data: Federated | Problem) -
         data.model if known else "softmax",
         rounds=case.rounds,
         epsilon=case.epsilon,
-        evaluate_every=case.rounds // 3,
+        evaluate_every=case.rounds // case.evaluations,
         save=path,
         engine="factored",
     )
@@ -235,3 +262,35 @@ def test_unserved_clients_are_worth_knowing_but_not_wrong(tmp_path: Path) -> Non
 def test_every_rule_has_a_case() -> None:
     tested = {case.rule for case in CASES.values()} | {"void rounds", "unserved clients"}
     assert {rule.name for rule in RULES} == tested
+
+
+def test_a_larger_cohort_is_worth_what_the_accountant_says(tmp_path: Path) -> None:
+    """Noise is settled anew: eight times the clients do not make it eight times smaller."""
+    few = clipped(1.0, rate=0.125, noise_multiplier=None)
+    train(few, ALIKE, rounds=8, epsilon=2.0, save=tmp_path, engine="factored")
+    found = larger_cohort(read(tmp_path))
+    noise = {
+        rate: settle(clipped(1.0, rate=rate, noise_multiplier=None), Budget(2.0, 1e-5), 8, 650, 60)
+        for rate in (0.125, found["larger"] / 60)
+    }
+    z = {rate: settled.noise.multiplier for rate, settled in noise.items()}  # type: ignore[union-attr]
+    expected = (z[0.125] / 0.125) / (z[found["larger"] / 60] / (found["larger"] / 60))
+    assert found["gain"] == pytest.approx(expected, rel=0.02)
+    assert found["gain"] < 0.5 * found["larger"] / (0.125 * 60)
+
+
+def test_steps_that_noise_undoes_are_too_long(tmp_path: Path) -> None:
+    """Clients pull back what noise did: that is neither a quarrel of clients nor noise alone."""
+
+    def played(server_rate: float, name: str) -> Result:
+        recipe = normalized(noise_multiplier=2.0, server_rate=server_rate)
+        return train(recipe, ALIKE, rounds=40, save=tmp_path / name, engine="factored")
+
+    result = played(1.6, "long")
+    found = diagnose(tmp_path / "long").wrong
+    assert [one.rule for one in found] == ["steps too long", "too much noise for the dimension"]
+    assert found[0].numbers["shorter"] == pytest.approx(0.5, abs=0.1)
+    assert found[0].command == f"--set server_rate={1.6 * found[0].numbers['shorter']:.2g}"
+    better = played(1.6 * found[0].numbers["shorter"], "shorter")
+    assert better.loss < 0.9 * result.loss
+    assert "steps too long" not in [one.rule for one in diagnose(tmp_path / "shorter").wrong]

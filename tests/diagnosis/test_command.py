@@ -35,8 +35,9 @@ def test_evidence_and_advice_are_sentences(run: Run, saved: Path) -> None:
     assert lines[0].startswith(f"Run          {LINE}")
     assert lines[1].startswith("Wrong        100% of updates are clipped at C = 0.01, the median ")
     assert lines[2].startswith("  try        Raise C to ")
-    assert all(line.endswith(".") for line in lines)
-    assert len(lines) == 3
+    assert lines[3].startswith("  flags      --set clip=")
+    assert all(line.endswith(".") for line in lines[:3])
+    assert len(lines) == 4
 
 
 def test_as_json(run: Run, saved: Path) -> None:
