@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedveil.commands import flags
+
+if TYPE_CHECKING:
+    from fedveil.diagnosis.diagnose import Diagnosis
 
 WIDTH = 13
 
@@ -34,7 +39,7 @@ def diagnose(
         if finding.command:
             entry("  flags", finding.command, WIDTH)
     if not found.wrong:
-        entry("Wrong", "Nothing that these numbers show.", WIDTH)
+        entry("Healthy", "Nothing is wrong that these numbers show.", WIDTH)
     for finding in found.findings:
         if not finding.wrong:
             entry("To know", f"{_capital(finding.sentence)}", WIDTH)
@@ -42,6 +47,20 @@ def diagnose(
         entry("Not judged", _missing(found.unjudged), WIDTH)
     if found.leak is not None:
         entry("Privacy", f"{_capital(found.leak)}.", WIDTH)
+    for index, line in enumerate(_advice(run, found)):
+        entry("" if index else "Next", line, WIDTH)
+
+
+def _advice(path: Path, found: Diagnosis) -> Iterator[str]:
+    """The first change that can be typed, where the run names its data; and a page to look at."""
+    from fedveil.settings import read_settings
+
+    here, recipe = shlex.quote(str(path)), shlex.quote(str(path / "recipe.toml"))
+    data = read_settings(path / "recipe.toml", {}).data
+    changes = [finding.command for finding in found.wrong if finding.command]
+    if changes and (data.dataset is not None or data.path is not None):
+        yield f"fedveil train {recipe} {changes[0]}   the same with that change"
+    yield f"fedveil report {here}   the run as a page"
 
 
 def _missing(rules: tuple[str, ...]) -> str:

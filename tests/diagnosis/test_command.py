@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,7 +38,16 @@ def test_evidence_and_advice_are_sentences(run: Run, saved: Path) -> None:
     assert lines[2].startswith("  try        Raise C to ")
     assert lines[3].startswith("  flags      --set clip=")
     assert all(line.endswith(".") for line in lines[:3])
-    assert len(lines) == 4
+    assert lines[4:] == [f"Next         fedveil report {saved}   the run as a page"]
+
+
+def test_a_change_can_be_typed_where_the_run_names_its_data(run: Run, tmp_path: Path) -> None:
+    flags = ("--dataset", "digits", "--clients", 20, "--rounds", 9, "--set", "clip=0.001")
+    assert run("train", "--algorithm", "clipped_fedavg", *flags, "--out", "a").code == 0
+    told = run("diagnose", "a").out
+    (change,) = re.findall(r"^Next +fedveil (train .*)   the same with that change$", told, re.M)
+    assert run(*change.split(), "--out", "b").code == 0
+    assert json.loads((tmp_path / "b" / "summary.json").read_text())["rounds"] == 9
 
 
 def test_as_json(run: Run, saved: Path) -> None:
@@ -56,8 +66,8 @@ def test_following_advice_about_a_private_run_leaks_and_it_says_so(
 ) -> None:
     recipe = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
     train(recipe, blobs, rounds=9, save=tmp_path / "private")
-    last = run("diagnose", tmp_path / "private").out.splitlines()[-1]
-    assert last.startswith("Privacy      What is said here was seen of the clients without noise")
+    told = run("diagnose", tmp_path / "private").out
+    assert "\nPrivacy      What is said here was seen of the clients without noise" in told
     assert (
         "no ε covers that"
         in json.loads(run("diagnose", tmp_path / "private", "--json").out)["leak"]
@@ -67,9 +77,8 @@ def test_following_advice_about_a_private_run_leaks_and_it_says_so(
 def test_when_nothing_is_wrong_it_says_that(run: Run, blobs: Federated, tmp_path: Path) -> None:
     recipe = algorithms.fedavg(learning_rate=0.5, steps=2)
     train(recipe, blobs, rounds=12, save=tmp_path / "fine")
-    assert (
-        "Wrong        Nothing that these numbers show.\n" in run("diagnose", tmp_path / "fine").out
-    )
+    told = run("diagnose", tmp_path / "fine").out
+    assert "\nHealthy      Nothing is wrong that these numbers show.\n" in told
 
 
 def test_without_diagnostics_it_says_what_it_can(
