@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,28 @@ import numpy as np
 from fedveil.errors import UserError
 from fedveil.privacy.statement import BRIEFLY, VIEWS, rounded_up
 from fedveil.reporting.chart import Table, few_digits, share, size
+from fedveil.reporting.curves import merit, ranked
 from fedveil.reporting.load import Member, Run, Story
 from fedveil.reporting.picture import pictures
 
 MOST_PICTURES = 8
+MOST_FIRST = 8  # rows of the results that stand open
 MOST_STATEMENTS = 24
 escape = html.escape
+
+
+class Markup(str):
+    """HTML made here, not to be escaped again."""
+
+    __slots__ = ()
 
 
 def title(story: Story) -> str:
     """What the page is called."""
     names = list(dict.fromkeys(str(m.first.summary["algorithm"]) for m in story.members))
-    told = names[0] if len(names) == 1 else f"{len(story.members)} settings compared"
-    return f"{told} on {story.members[0].first.summary['data']}"
+    told = ", ".join(names) if len(names) <= 3 else f"{len(names)} algorithms"
+    many = f", {len(story.members)} settings," if len(story.members) > len(names) else ""
+    return f"{told}{many} on {story.members[0].first.summary['data']}"
 
 
 def headline(story: Story) -> str:
@@ -33,9 +42,7 @@ def headline(story: Story) -> str:
     member = story.alone or best(story)
     run = member.first
     cards = [_result_card(member), _guarantee_card(run), *_other_cards(member)]
-    lead = (
-        "" if story.alone else f"<p>The best of {len(story.members)}: {escape(member.label)}.</p>"
-    )
+    lead = "" if story.alone else f"<p>{escape(_winner(story, member))}</p>"
     shown = "".join(
         f'<div class="card"><dt>{escape(name)}</dt><dd><strong>{escape(value)}</strong>'
         f"<span>{escape(note)}</span></dd></div>"
@@ -58,12 +65,20 @@ def best(story: Story) -> Member:
     A run without privacy is a yardstick, not a winner, where there are private ones.
     """
     private = [m for m in story.members if m.first.private]
-    return max(private or story.members, key=_merit)
+    return max(private or story.members, key=merit)
 
 
-def _merit(member: Member) -> float:
-    accuracy, loss = member.results("accuracy"), member.results("loss")
-    return float(np.mean(accuracy)) if accuracy else -float(np.mean(loss or [math.inf]))
+def _winner(story: Story, member: Member) -> str:
+    """Who is best, and who may be as good."""
+    told = f"The best of {len(story.members)}: {member.label}."
+    tested = [m for m in story.members if m.tested is not None]
+    equal = [m for m in tested if m.tested is not None and not m.tested[0]]
+    if not tested or not equal:
+        return told
+    if len(equal) == 1:
+        return f"{told} Its lead over {equal[0].label} may be chance."
+    those = "the others" if len(equal) == len(tested) else f"{len(equal)} of the others"
+    return f"{told} Its lead over {those} may be chance."
 
 
 def _result_card(member: Member) -> tuple[str, str, str]:
@@ -78,8 +93,13 @@ def _result_card(member: Member) -> tuple[str, str, str]:
 def _spread(values: Sequence[float], percent: bool) -> str:
     if len(values) < 2:
         return "one seed" if values else ""
+    return f"± {_error(values, percent)} standard error, {len(values)} seeds"
+
+
+def _error(values: Sequence[float], percent: bool) -> str:
+    """The standard error of the mean, in two digits."""
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return f"± {share(error) if percent else few_digits(error)} standard error, {len(values)} seeds"
+    return f"{error:.2%}" if percent else f"{error:.2g}"
 
 
 def _guarantee_card(run: Run) -> tuple[str, str, str]:
@@ -105,33 +125,85 @@ def _other_cards(member: Member) -> Iterable[tuple[str, str, str]]:
 
 
 def members_table(story: Story) -> str:
-    """All members with their results, the best first."""
-    accurate = all(m.results("accuracy") for m in story.members)
-    name = "accuracy" if accurate else "loss"
-    show = share if accurate else few_digits
-    rows = []
-    for member in sorted(story.members, key=_merit, reverse=True):
-        values = member.results(name)
-        said = member.first.guarantee
-        error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-        epsilon = "none" if said["epsilon"] is None else rounded_up(said["epsilon"])
-        rows.append([
-            member.label, show(float(np.mean(values))) if values else "–",
-            "–" if error is None else f"± {show(error)}", str(len(member.runs)), epsilon,
-        ])  # fmt: skip
-    head = ["run", f"test {name}", "standard error", "seeds", "ε"]
-    return table(Table(head, rows), "Results of all settings, the best first")
+    """All members with their results, the best first; of many, those after the first are folded."""
+    order = ranked(story.members)
+    told = table(
+        _results(story, order[:MOST_FIRST]),
+        "Results, the best first; s.e. is the standard error over seeds",
+    )
+    if not order[MOST_FIRST:]:
+        return told
+    more = f"The other {len(order) - MOST_FIRST} settings"
+    rest = table(_results(story, order[MOST_FIRST:]), more, hidden=True)
+    return f"{told}<details><summary>{more}</summary>{rest}</details>"
+
+
+def _results(story: Story, members: Sequence[Member]) -> Table:
+    name = "accuracy" if any(m.results("accuracy") for m in story.members) else "loss"
+    show = share if name == "accuracy" else few_digits
+    values = [value for member in members for value in member.results(name)]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    rows = [_result_row(story, member, name, (low, high)) for member in members]
+    seeds = f"each seed, {show(low)} to {show(high)}"
+    head = ["setting", f"test {name}", "± s.e.", seeds, "beside the best", "ε"]
+    kept = [i for i in range(len(head)) if i < 2 or any(row[i] not in ("", "–") for row in rows)]
+    return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def _result_row(
+    story: Story, member: Member, name: str, reach: tuple[float, float]
+) -> list[str | Markup]:
+    values, percent = member.results(name), name == "accuracy"
+    show = share if percent else few_digits
+    said = member.first.guarantee
+    return [
+        member.label,
+        show(float(np.mean(values))) if values else "–",
+        f"± {_error(values, percent)}" if len(values) > 1 else "–",
+        _strip(values, reach, show) if len(values) > 1 else "",
+        _beside(story, member),
+        "none" if said["epsilon"] is None else rounded_up(said["epsilon"]),
+    ]
+
+
+def _beside(story: Story, member: Member) -> str:
+    """What a comparison's test says of it (docs/comparing.md, "The marks")."""
+    if member.tested is None:
+        return "best" if member is best(story) and any(m.tested for m in story.members) else "–"
+    worse, p = member.tested
+    return f"worse (p = {p:.2g})" if worse else f"may be chance (p = {p:.2g})"
+
+
+def _strip(
+    values: Sequence[float], reach: tuple[float, float], show: Callable[[float], str]
+) -> Markup:
+    """Each seed as a dot and their mean as a stroke, on the scale of all members."""
+    low, high = reach
+    at = [6 + 148 * (v - low) / (high - low or 1) for v in [*values, float(np.mean(values))]]
+    dots = "".join(f'<circle cx="{x:.1f}" cy="9" r="4"/>' for x in at[:-1])
+    told = ", ".join(show(value) for value in values)
+    return Markup(
+        f'<svg class="strip" width="160" height="18" role="img" aria-label="{escape(told)}">'
+        f'<path class="rail" d="M2 9H158"/>{dots}<path d="M{at[-1]:.1f} 1V17"/></svg>'
+    )
 
 
 def _selection(story: Story) -> str:
-    cost = (
-        "Choosing the best by looking at results on private data is itself a release, and no ε "
-        "on this page covers it"
+    """What it costs to have looked at all of them."""
+    if story.selection:
+        told = "; ".join(f"{name}: {value}" for name, value in story.selection.items())
+        return f'<p class="note">Private selection: {escape(told)}.</p>'
+    if not any(m.first.private for m in story.members):
+        return ""
+    cost = "Choosing the best by looking at results on private data is itself a release: "
+    if story.together is None:
+        return f'<p class="note">{cost}no ε on this page covers it.</p>'
+    spent = story.together
+    return (
+        f'<p class="note">{cost}whoever does so has spent what all {int(spent["runs"])} runs cost '
+        f"together, ε = {escape(rounded_up(spent['epsilon']))} at δ = "
+        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))}).</p>"
     )
-    if not story.selection:
-        return f'<p class="note">{cost}.</p>' if any(m.first.private for m in story.members) else ""
-    told = "; ".join(f"{name}: {value}" for name, value in story.selection.items())
-    return f'<p class="note">Private selection: {escape(told)}.</p>'
 
 
 def table(content: Table, caption: str, hidden: bool = False) -> str:
@@ -140,7 +212,7 @@ def table(content: Table, caption: str, hidden: bool = False) -> str:
     body = "".join(
         "<tr>"
         + f'<th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{_short(cell)}>{escape(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{_short(cell)}>{_escaped(cell)}</td>" for cell in row[1:])
         + "</tr>"
         for row in content.rows
     )
@@ -152,9 +224,13 @@ def table(content: Table, caption: str, hidden: bool = False) -> str:
     )
 
 
+def _escaped(cell: str) -> str:
+    return cell if isinstance(cell, Markup) else escape(cell)
+
+
 def _short(cell: str) -> str:
     """A number is not broken into two lines."""
-    return ' class="short"' if len(cell) < 16 else ""
+    return ' class="short"' if len(cell) < 16 or isinstance(cell, Markup) else ""
 
 
 def privacy(story: Story) -> str:
@@ -163,6 +239,8 @@ def privacy(story: Story) -> str:
     for member in story.members:
         statements.setdefault(_statement(member.first), []).append(member)
     lead = f'<p class="lead">{escape(str(best(story).first.guarantee["sentence"]))}</p>'
+    if not any(_finite(member.first) for member in story.members):
+        return lead
     if len(statements) == 1:
         views = table(_views(story.members[0].first), "The guarantee towards each view")
         return f"{lead}{views}{next(iter(statements))}"
@@ -174,6 +252,11 @@ def privacy(story: Story) -> str:
     more = f'<p class="note">{left} more statements are in the runs\' privacy.txt.</p>'
     views = table(_views_of_all(story), "The guarantee of each run towards each view")
     return f"{lead}{views}<h3>Statements</h3>{found}{more if left > 0 else ''}"
+
+
+def _finite(run: Run) -> bool:
+    """Whether there is a view towards which it is private."""
+    return any(view["epsilon"] is not None for view in run.summary["privacy"]["views"].values())
 
 
 def _names(members: Sequence[Member]) -> str:
@@ -232,21 +315,34 @@ def _statement(run: Run) -> str:
 
 def recipes(story: Story) -> str:
     """The recipe of each algorithm as a picture."""
-    drawn: dict[str, tuple[str, str]] = {}
-    for member in story.members:
+    found: dict[str, tuple[Member, dict[str, Any]]] = {}
+    for member in ranked(story.members):
         plain = member.first.settings.get("recipe")
-        if not isinstance(plain, dict):
-            continue
-        try:
+        if isinstance(plain, dict):
             kinds = str([part.get("kind") for part in plain.values() if isinstance(part, dict)])
-            drawn.setdefault(kinds, (member.label, pictures(plain)))
-        except UserError as problem:
-            raise UserError(f"{member.first.path / 'recipe.toml'}: {problem}") from problem
-    several = len(drawn) > 1
+            found.setdefault(kinds, (member, plain))
+    chosen = list(found.values())[:MOST_PICTURES]
+    if len(chosen) == 1:
+        member, plain = chosen[0]
+        of = "" if story.alone else f"<p>Here of {escape(member.label)}.</p>"
+        return of + _picture(member, plain)
     return "".join(
-        (f"<h3>{escape(label)}</h3>" if several else "") + picture
-        for label, picture in list(drawn.values())[:MOST_PICTURES]
+        f"<h3>{escape(str(member.first.summary['algorithm']))}{_differs(i, chosen)}</h3>"
+        f"{_picture(member, plain, chosen[0][1])}"
+        for i, (member, plain) in enumerate(chosen)
     )
+
+
+def _differs(place: int, chosen: Sequence[tuple[Member, dict[str, Any]]]) -> str:
+    first = escape(str(chosen[0][0].first.summary["algorithm"]))
+    return f" <small>(shaded: unlike {first})</small>" if place else ""
+
+
+def _picture(member: Member, plain: dict[str, Any], unlike: dict[str, Any] | None = None) -> str:
+    try:
+        return pictures(plain, unlike)
+    except UserError as problem:
+        raise UserError(f"{member.first.path / 'recipe.toml'}: {problem}") from problem
 
 
 def again(story: Story) -> str:
@@ -268,9 +364,14 @@ def _again(member: Member, alone: bool) -> str:
     )
     toml = f'<div class="code"><pre tabindex="0">{escape(run.toml)}</pre></div>'
     command = f'<div class="code"><pre tabindex="0">{escape(commands)}</pre></div>'
+    if "data" not in run.settings:
+        command = (
+            '<p class="note">Started from Python: recipe.toml has everything but the data, and the '
+            "model if it was your own. Call fedveil.train with those.</p>"
+        )
     if alone:
         return (
-            f"<h3>Commands</h3>{command}<h3>recipe.toml</h3>"
+            f"<h3>How</h3>{command}<h3>recipe.toml</h3>"
             f"<details open><summary>Seed {run.seed}</summary>{toml}</details>"
         )
     return f"<details><summary>{escape(member.label)}</summary>{command}{toml}</details>"

@@ -85,7 +85,7 @@ def test_the_slider_moves_the_dots_by_key(opened: Tab) -> None:
     for kind in ("keyDown", "keyUp"):
         tab.send("Input.dispatchKeyEvent", type=kind, key="End", code="End",
                  windowsVirtualKeyCode=35)  # fmt: skip
-    tab.until("document.querySelector('.slider output').value.startsWith('30:')")
+    tab.until("document.querySelector('.slider output').value.startsWith('Round 30:')")
     assert dots(tab) != before
     assert tab.run("document.querySelector('.slider output').value") != said
     told = tab.run("document.querySelector('.slider input').getAttribute('aria-valuetext')")
