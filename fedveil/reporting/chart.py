@@ -54,6 +54,7 @@ class Curve:
     high: np.ndarray
     seeds: int = 1
     place: int = 0  # of its member, which has one colour and one dash on the whole page
+    until: float = 0.0  # where it would end, had it stayed finite
 
     def thinned(self, most: int = MOST_POINTS) -> Curve:
         """At most about so many points, the extremes of every stretch among them."""
@@ -110,9 +111,9 @@ def merged(curves: Sequence[Curve]) -> list[Curve]:
 def lines(
     curves: Sequence[Curve], x: str, y: str, title: str, caption: str, **more: Any
 ) -> Chart | None:
-    """Lines with bands over seeds; None where there is nothing to draw."""
+    """Lines with bands over seeds; None where there is nothing to draw, or one point only."""
     curves = merged([curve for curve in curves if len(curve.x)])
-    if not curves:
+    if all(len(curve.x) < 2 for curve in curves):
         return None
     drawn = [curve.thinned() for curve in curves]
     percent = bool(more.pop("percent", False))
@@ -143,6 +144,9 @@ def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
     seeds = [curve.seeds for curve in curves if curve.spreads]
     if seeds:
         yield f"Line: mean of {max(seeds)} seeds; band: from the least to the greatest of them."
+    for curve in curves:
+        if curve.x[-1] < curve.until:
+            yield f"{curve.label} has no finite value after {few_digits(curve.x[-1])}."
     largest = max(range(len(curves)), key=lambda i: len(curves[i].x))
     all_, kept = len(curves[largest].x), len(drawn[largest].x)
     if kept < all_:
@@ -219,6 +223,16 @@ def numbers(values: np.ndarray) -> list[float | None]:
 def text(label: str) -> str:
     """A user's text for a chart, whose library reads a few tags in it."""
     return html.escape(label, quote=False)
+
+
+def shortened(names: Sequence[str], most: int = 16) -> list[str]:
+    """Names that fit beside an axis and still differ from each other.
+
+    >>> shortened(["a", "a name that is long", "a name that is too long"])
+    ['a', 'a name that is… (1)', 'a name that is… (2)']
+    """
+    cut = [name if len(name) <= most else f"{name[: most - 2]}…" for name in names]
+    return [f"{c} ({i})" if cut.count(c) > 1 else c for i, c in enumerate(cut)]
 
 
 def few_digits(value: float) -> str:

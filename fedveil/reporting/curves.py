@@ -53,7 +53,7 @@ def ratio(name: str, over: str) -> Series:
     return found
 
 
-def curve(member: Member, y: Series, x: Series | None = None, label: str = "") -> Curve | None:
+def curve(member: Member, y: Series, x: Series | None = None) -> Curve | None:
     """Mean, least and greatest over the seeds, at the rounds that all of them recorded."""
     found = [(run.columns["round"], y(run)) for run in member.runs]
     known = [(r[np.isfinite(v)], v[np.isfinite(v)]) for r, v in found if v is not None]
@@ -64,9 +64,17 @@ def curve(member: Member, y: Series, x: Series | None = None, label: str = "") -
         common = np.intersect1d(common, rounds)
     stacked = np.stack([v[np.isin(r, common)] for r, v in known])
     at = common if x is None else _means(member, x, common)
+    last = [float(r[-1]) for r, _ in found]
+    until = min(last) if x is None and _ends_early(common, min(last)) else 0.0
     return Curve(
-        label or member.label, at, stacked.mean(0), stacked.min(0), stacked.max(0), len(known)
+        member.label, at, stacked.mean(0), stacked.min(0), stacked.max(0), len(known), until=until
     )
+
+
+def _ends_early(rounds: np.ndarray, last: float) -> bool:
+    """Whether more than one value is missing at the end."""
+    steps = np.diff(rounds)
+    return bool(len(steps)) and last - rounds[-1] > float(np.median(steps))
 
 
 def _means(member: Member, x: Series, rounds: np.ndarray) -> np.ndarray:
@@ -237,7 +245,7 @@ def unchanging(story: Story) -> list[str]:
 def _steady(curves: Sequence[Curve]) -> bool:
     """Whether a picture would show level lines only."""
     return bool(curves) and all(
-        len(c.x) > 1 and c.high.max() - c.low.min() <= 1e-6 * abs(c.high.max()) for c in curves
+        len(c.x) and c.high.max() - c.low.min() <= 1e-6 * abs(c.high.max()) for c in curves
     )
 
 

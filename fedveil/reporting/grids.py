@@ -17,6 +17,7 @@ from fedveil.reporting.chart import (
     few_digits,
     numbers,
     share,
+    shortened,
     text,
 )
 from fedveil.reporting.curves import shown
@@ -133,7 +134,7 @@ def _heat(
     if np.isfinite(z).sum() < 4 or not np.isfinite(z).any(0).all():
         return None
     x_name, y_name = letter(across, letters), letter(up, letters)
-    labels = [[text(str(v)) for v in levels] for levels in (xs, ys)]
+    labels = [list(map(text, shortened([*map(str, levels)], 20))) for levels in (xs, ys)]
     trace = {
         "type": "heatmap", "x": labels[0], "y": labels[1], "z": [numbers(row) for row in z],
         "colorscale": "@scale", "xgap": 2, "ygap": 2, "hoverongaps": False,
@@ -166,7 +167,8 @@ def _heat(
 
 def _axis(name: str, sign: str) -> str:
     """`K (steps)`."""
-    return text(sign if sign == name else f"{sign} ({name.replace('_', ' ')})")
+    whole = sign if sign == name else f"{sign} ({name.replace('_', ' ')})"
+    return text(shortened([whole], 40)[0])
 
 
 def _frame(x: int, y: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +17,11 @@ import numpy as np
 from fedveil import __version__
 from fedveil.errors import UserError
 from fedveil.privacy.statement import rounded_up
+from fedveil.reporting.chart import shortened
 from fedveil.runs.directory import EVALUATION, RunDirectory, reading
 
 COMPARISON = "comparison.json"
+MOST_LETTERS = 100  # of a label
 Floats = np.ndarray
 
 
@@ -138,7 +141,17 @@ def load_story(paths: Sequence[Path]) -> Story:
     refuse_unequal([run for member in members for run in member.runs])
     if len(paths) > 1:  # what was found out of one comparison does not hold for several
         members, together = [replace(member, tested=None) for member in members], None
-    return Story(tuple(_shorter(members)), selection, together)
+    return Story(tuple(_readable(_shorter(members))), selection, together)
+
+
+def _readable(members: Sequence[Member]) -> list[Member]:
+    """Labels without signs that turn the writing around, and none longer than two lines."""
+    plain = [
+        "".join(c for c in member.label if unicodedata.category(c) not in ("Cc", "Cf"))
+        for member in members
+    ]
+    short = shortened(plain, MOST_LETTERS)
+    return [replace(m, label=label) for m, label in zip(members, short, strict=True)]
 
 
 def _shorter(members: Sequence[Member]) -> list[Member]:

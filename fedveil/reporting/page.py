@@ -96,7 +96,7 @@ def _sections(story: Story) -> list[Section]:
         _drawn("sent", "What it took", "", curves.sending(story)),
         _drawn("noise", "Signal to noise", "", curves.signal(story)),
         _drawn("angles", "Norms and angles", "", people.angles(story)),
-        _drawn("bound", "Updates and their bound", _listed(curves.unchanging(story)), bounding),
+        Section("bound", "Updates and their bound", _listed(curves.unchanging(story)), bounding),
         _drawn("path", "Path of the model", "", grids.paths(story)),
         _drawn(
             "served",

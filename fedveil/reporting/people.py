@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 
 from fedveil.evaluation import evenly
-from fedveil.reporting.chart import DASHES, Chart, Table, few_digits, numbers, share, text
+from fedveil.reporting.chart import (
+    DASHES,
+    Chart,
+    Table,
+    few_digits,
+    numbers,
+    share,
+    shortened,
+    text,
+)
 from fedveil.reporting.curves import level, shown
 from fedveil.reporting.load import Member, Story
 from fedveil.reporting.words import best
@@ -176,7 +185,7 @@ def confusion(story: Story) -> list[Chart]:
         return []
     names, counts = found[0]["classes"], np.sum(tables, axis=0)
     of_true = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    shorter = [_short(name, i, names) for i, name in enumerate(names)]
+    shorter = shortened(names)
     order = list(range(len(names)))
     small = len(names) <= 12
     trace = {
@@ -209,16 +218,6 @@ def confusion(story: Story) -> list[Chart]:
             wide=True,
         )
     ]
-
-
-def _short(name: str, index: int, names: Sequence[str]) -> str:
-    """A name that fits beside an axis, and still differs from the others."""
-    cut = name if len(name) <= 16 else f"{name[:14]}…"
-    return cut if [_cut(n) for n in names].count(_cut(name)) == 1 else f"{cut} ({index})"
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:14]}…"
 
 
 def _mistakes(of_true: np.ndarray, names: Sequence[str]) -> str:

@@ -48,15 +48,24 @@ def headline(story: Story) -> str:
         f"<span>{escape(note)}</span></dd></div>"
         for name, value, note in cards
     )
-    stopped = "".join(
-        f"<p class='note'>{escape(r.path.name)} stopped after {r.summary['rounds']} of "
-        f"{r.summary['rounds_planned']} rounds.</p>"
-        for m in story.members
-        for r in m.runs
-        if r.summary["rounds"] < r.summary["rounds_planned"]
-    )
+    remarks = "".join(f'<p class="note">{escape(told)}</p>' for told in _remarks(story))
     several = "" if story.alone else members_table(story) + _selection(story)
-    return f'{lead}<dl class="cards">{shown}</dl>{stopped}{several}'
+    return f'{lead}<dl class="cards">{shown}</dl>{remarks}{several}'
+
+
+def _remarks(story: Story) -> Iterable[str]:
+    """What a mean would hide: runs that stopped early, and seeds without a result."""
+    for member in story.members:
+        for run in member.runs:
+            played, planned = run.summary["rounds"], run.summary["rounds_planned"]
+            if played < planned:
+                yield f"{run.path.name} stopped after {played} of {planned} rounds."
+        lost = len(member.runs) - max(len(member.results(n)) for n in ("accuracy", "loss"))
+        if 0 < lost < len(member.runs):
+            yield (
+                f"{lost} of {len(member.runs)} seeds of {member.label} ended without a finite "
+                "result and are not in its mean."
+            )
 
 
 def best(story: Story) -> Member:
@@ -86,8 +95,12 @@ def _result_card(member: Member) -> tuple[str, str, str]:
     if accuracy:
         return "Test accuracy", share(float(np.mean(accuracy))), _spread(accuracy, percent=True)
     loss = member.results("loss")
-    value = few_digits(float(np.mean(loss))) if loss else "not finite"
-    return "Loss", value, _spread(loss, percent=False)
+    if loss:
+        return "Loss", few_digits(float(np.mean(loss))), _spread(loss, percent=False)
+    known = [run.summary.get(name) for run in member.runs for name in ("accuracy", "loss")]
+    if any(value is not None for value in known):
+        return "Result", "not finite", "the last model has neither accuracy nor loss"
+    return "Result", "not known", "the model was not evaluated"
 
 
 def _spread(values: Sequence[float], percent: bool) -> str:
@@ -127,14 +140,15 @@ def _other_cards(member: Member) -> Iterable[tuple[str, str, str]]:
 def members_table(story: Story) -> str:
     """All members with their results, the best first; of many, those after the first are folded."""
     order = ranked(story.members)
+    open_ = len(order) if len(order) <= MOST_FIRST + 2 else MOST_FIRST
     told = table(
-        _results(story, order[:MOST_FIRST]),
+        _results(story, order[:open_]),
         "Results, the best first; s.e. is the standard error over seeds",
     )
-    if not order[MOST_FIRST:]:
+    if not order[open_:]:
         return told
-    more = f"The other {len(order) - MOST_FIRST} settings"
-    rest = table(_results(story, order[MOST_FIRST:]), more, hidden=True)
+    more = f"The other {len(order) - open_} settings"
+    rest = table(_results(story, order[open_:]), more, hidden=True)
     return f"{told}<details><summary>{more}</summary>{rest}</details>"
 
 
