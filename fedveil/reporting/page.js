@@ -30,10 +30,10 @@
     return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, themed(v, k)]));
   }
 
-  function axis(given, narrow) {
+  function axis(given, narrow, fitted) {
     const { title, ...rest } = given || {};
     return {
-      automargin: true, tickformat: given?.type === "log" ? "~g" : undefined,
+      automargin: fitted, tickformat: given?.type === "log" ? "~g" : undefined,
       gridcolor: style("--line"), linecolor: style("--edge"), zeroline: false,
       ticks: "outside", tickcolor: style("--edge"), ticklen: 4, nticks: narrow ? 5 : 8,
       separatethousands: true,
@@ -46,9 +46,12 @@
     const { xaxis, yaxis, ...rest } = charts[index].layout;
     const legend = Boolean(charts[index].frames.members); // others have theirs above them
     const bar = traces.some((t) => t.showscale);
+    const fitted = traces.some((t) => t.type === "heatmap"); // measuring labels takes long
+    const deep = xaxis?.ticktext?.some((label) => label.includes("<br>"));
+    const free = { l: narrow ? 60 : 68, r: 14, t: 10, b: (narrow ? 44 : 50) + (deep ? 14 : 0) };
     return {
-      ...themed(rest), xaxis: axis(xaxis, narrow), yaxis: axis(yaxis, narrow),
-      margin: { l: 12, r: bar ? 4 : 14, t: 10, b: 10 }, autosize: true,
+      ...themed(rest), xaxis: axis(xaxis, narrow, fitted), yaxis: axis(yaxis, narrow, fitted),
+      margin: fitted ? { l: 12, r: bar ? 4 : 14, t: 10, b: 10 } : free, autosize: true,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: style("--font"), size: narrow ? 11 : 12.5, color: style("--text") },
       showlegend: legend, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
