@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 MOST_POINTS = 400  # of a curve
 MOST_ROWS = 12  # of the table behind a chart
+MOST_MARKED = 4  # lines of which every point has a mark
 COLOURS = 8  # @c0 … @c7, which the page's style sheet has for light and dark
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
@@ -37,6 +38,7 @@ class Chart:
     table: Table
     height: int = 340
     wide: bool = False
+    named: bool = False  # whether even a single line has to be told from others on the page
     kind: str = "plain"  # "rounds" for one with a slider
     frames: dict[str, Any] = field(default_factory=dict)  # what its slider shows
 
@@ -51,12 +53,25 @@ class Curve:
     low: np.ndarray
     high: np.ndarray
     seeds: int = 1
+    place: int = 0  # of its member, which has one colour and one dash on the whole page
+    until: float = 0.0  # where it would end, had it stayed finite
 
     def thinned(self, most: int = MOST_POINTS) -> Curve:
         """At most about so many points, the extremes of every stretch among them."""
         keep = extremes([self.mean, self.low, self.high], most)
-        return Curve(
-            self.label, self.x[keep], self.mean[keep], self.low[keep], self.high[keep], self.seeds
+        x, mean, low, high = (v[keep] for v in (self.x, self.mean, self.low, self.high))
+        return replace(self, x=x, mean=mean, low=low, high=high)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether its seeds differ anywhere."""
+        return self.seeds > 1 and bool((self.high > self.low).any())
+
+    def same(self, other: Curve) -> bool:
+        """Whether one line would hide the other."""
+        return self.x.shape == other.x.shape and all(
+            np.allclose(a, b, rtol=1e-6, atol=0)
+            for a, b in ((self.x, other.x), (self.low, other.low), (self.high, other.high))
         )
 
 
@@ -76,22 +91,45 @@ def extremes(lines: Sequence[np.ndarray], most: int) -> np.ndarray:
     return np.array(sorted(kept))
 
 
+def merged(curves: Sequence[Curve]) -> list[Curve]:
+    """Curves that coincide as one, which has all their names."""
+    groups: list[list[Curve]] = []
+    for curve in curves:
+        found = next((group for group in groups if group[0].same(curve)), None)
+        if found is None:
+            groups.append([curve])
+        else:
+            found.append(curve)
+    return [
+        replace(group[0], label=f"all {len(group)} alike")
+        if len(group) == len(curves) > 2
+        else replace(group[0], label=" and ".join(curve.label for curve in group))
+        for group in groups
+    ]
+
+
 def lines(
     curves: Sequence[Curve], x: str, y: str, title: str, caption: str, **more: Any
 ) -> Chart | None:
-    """Lines with bands over seeds; None where there is nothing to draw."""
-    curves = [curve for curve in curves if len(curve.x)]
-    if not curves:
+    """Lines with bands over seeds; None where there is nothing to draw, or one point only."""
+    curves = merged([curve for curve in curves if len(curve.x)])
+    if all(len(curve.x) < 2 for curve in curves):
         return None
     drawn = [curve.thinned() for curve in curves]
     percent = bool(more.pop("percent", False))
     axis = more.pop("axis", {})
-    layout = {"xaxis": {"title": x, "rangemode": "tozero"}, "yaxis": {"title": y, **axis}, **more}
+    across = more.pop("across", {})
+    layout = {
+        "xaxis": {"title": x, "rangemode": "tozero", **across},
+        "yaxis": {"title": y, **axis},
+        **more,
+    }
     if percent:
         layout["yaxis"] = {**layout["yaxis"], "tickformat": ".0%"}
     elif "range" not in layout["yaxis"] and _spreads(curves):
         layout["yaxis"] = {**layout["yaxis"], "type": "log", "dtick": 1 if _wide(curves) else "D2"}
-    traces = [trace for i, curve in enumerate(drawn) for trace in _traces(curve, i, percent)]
+    marked = len(drawn) <= MOST_MARKED
+    traces = [trace for curve in drawn for trace in _traces(curve, percent, marked)]
     return Chart(
         title=title,
         caption=" ".join([caption, *_remarks(curves, drawn)]),
@@ -103,9 +141,12 @@ def lines(
 
 
 def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
-    seeds = max(curve.seeds for curve in curves)
-    if seeds > 1:
-        yield f"Lines are means over {seeds} seeds, bands reach from the least to the greatest."
+    seeds = [curve.seeds for curve in curves if curve.spreads]
+    if seeds:
+        yield f"Line: mean of {max(seeds)} seeds; band: from the least to the greatest of them."
+    for curve in curves:
+        if curve.x[-1] < curve.until:
+            yield f"{curve.label} has no finite value after {few_digits(curve.x[-1])}."
     largest = max(range(len(curves)), key=lambda i: len(curves[i].x))
     all_, kept = len(curves[largest].x), len(drawn[largest].x)
     if kept < all_:
@@ -115,21 +156,22 @@ def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
         )
 
 
-def _traces(curve: Curve, index: int, percent: bool) -> Iterable[dict[str, Any]]:
-    colour = f"@c{index % COLOURS}"
+def _traces(curve: Curve, percent: bool, marked: bool) -> Iterable[dict[str, Any]]:
+    index = curve.place % COLOURS
+    colour = f"@c{index}"
     x = numbers(curve.x)
-    if curve.seeds > 1:
+    if curve.spreads:
         yield {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
             "x": x + x[::-1], "y": numbers(curve.high) + numbers(curve.low)[::-1],
             "fill": "toself", "fillcolor": f"{colour}/0.2", "line": {"width": 0},
         }  # fmt: skip
-    few = len(curve.x) <= 30
+    few = (marked and len(curve.x) <= 30) or len(curve.x) == 1
     yield {
         "type": "scatter", "mode": "lines+markers" if few else "lines", "name": text(curve.label),
         "x": x, "y": numbers(curve.mean),
-        "line": {"color": colour, "width": 2, "dash": DASHES[index % COLOURS]},
-        "marker": {"color": colour, "size": 6, "symbol": SYMBOLS[index % COLOURS]},
+        "line": {"color": colour, "width": 2, "dash": DASHES[index]},
+        "marker": {"color": colour, "size": 6, "symbol": SYMBOLS[index]},
         "hovertemplate": f"%{{x:,}}: %{{y:{'.2%' if percent else '.4~g'}}}",
     }  # fmt: skip
 
@@ -181,6 +223,16 @@ def numbers(values: np.ndarray) -> list[float | None]:
 def text(label: str) -> str:
     """A user's text for a chart, whose library reads a few tags in it."""
     return html.escape(label, quote=False)
+
+
+def shortened(names: Sequence[str], most: int = 16) -> list[str]:
+    """Names that fit beside an axis and still differ from each other.
+
+    >>> shortened(["a", "a name that is long", "a name that is too long"])
+    ['a', 'a name that is… (1)', 'a name that is… (2)']
+    """
+    cut = [name if len(name) <= most else f"{name[: most - 2]}…" for name in names]
+    return [f"{c} ({i})" if cut.count(c) > 1 else c for i, c in enumerate(cut)]
 
 
 def few_digits(value: float) -> str:

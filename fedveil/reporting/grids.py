@@ -17,6 +17,7 @@ from fedveil.reporting.chart import (
     few_digits,
     numbers,
     share,
+    shortened,
     text,
 )
 from fedveil.reporting.curves import shown
@@ -61,11 +62,16 @@ def _bias(story: Story) -> Chart | None:
     if not {"steps", "learning_rate"} <= set(_grid(story)):
         return None
     return _heat(
-        story, "steps", "learning_rate", _b_over_c, few_digits,
+        story, "steps", "learning_rate", _b_over_c, _two_digits,
         "B/c over K and η",
-        "B is the root of the mean square of what the bound cuts off, c the bound; the mean over "
-        "all rounds and seeds (DP-LSGD, Fig. 3). Small is little bias.",
+        "How much of the updates the bound c cuts off: B is the root of the mean square of the "
+        "length cut off; mean over all rounds and seeds (DP-LSGD, Fig. 3). 0 is nothing cut off; "
+        "a large B/c is a biased step.",
     )  # fmt: skip
+
+
+def _two_digits(value: float) -> str:
+    return few_digits(float(f"{value:.2g}"))
 
 
 def _accuracy(story: Story, across: str, up: str) -> Chart | None:
@@ -74,7 +80,8 @@ def _accuracy(story: Story, across: str, up: str) -> Chart | None:
     return _heat(
         story, across, up, _mean_accuracy, share,
         f"Accuracy over {letter(across, gamma)} and {letter(up, gamma)}",
-        f"Test accuracy at the end, the mean over seeds{figure}.", gamma,
+        f"Test accuracy at the end, the mean over seeds{figure}. The best is framed.", gamma,
+        framed=True,
     )  # fmt: skip
 
 
@@ -111,6 +118,7 @@ def _heat(
     title: str,
     caption: str,
     letters: dict[str, str] | None = None,
+    framed: bool = False,
 ) -> Chart | None:
     xs, ys = _levels(story, across), _levels(story, up)
     z = np.full((len(ys), len(xs)), np.nan)
@@ -126,14 +134,15 @@ def _heat(
     if np.isfinite(z).sum() < 4 or not np.isfinite(z).any(0).all():
         return None
     x_name, y_name = letter(across, letters), letter(up, letters)
-    labels = [[text(str(v)) for v in levels] for levels in (xs, ys)]
+    labels = [list(map(text, shortened([*map(str, levels)], 20))) for levels in (xs, ys)]
     trace = {
         "type": "heatmap", "x": labels[0], "y": labels[1], "z": [numbers(row) for row in z],
         "colorscale": "@scale", "xgap": 2, "ygap": 2, "hoverongaps": False,
-        "text": [[show(v) if np.isfinite(v) else "" for v in row] for row in z],
-        "texttemplate": "%{text}" if z.size <= 100 else "",
+        **({"text": [[show(v) if np.isfinite(v) else "" for v in row] for row in z]}
+           if z.size <= 100 else {}),
         "colorbar": {"tickformat": ".0%"} if show is share else {},
-        "hovertemplate": f"{x_name} = %{{x}}, {y_name} = %{{y}}: %{{text}}<extra></extra>",
+        "hovertemplate": f"{text(x_name)} = %{{x}}, {text(y_name)} = %{{y}}: "
+        f"%{{z:{'.1%' if show is share else '.2~g'}}}<extra></extra>",
     }  # fmt: skip
     rows = [[str(y), *(show(v) for v in row)] for y, row in zip(ys, z, strict=True)]
     i, j = np.unravel_index(int(np.nanargmax(z)), z.shape)
@@ -144,8 +153,9 @@ def _heat(
         caption=caption + best,
         traces=[trace],
         layout={
-            "xaxis": {"title": text(x_name), "type": "category", "showgrid": False},
-            "yaxis": {"title": text(y_name), "type": "category", "showgrid": False},
+            "xaxis": {"title": _axis(across, x_name), "type": "category", "showgrid": False},
+            "yaxis": {"title": _axis(up, y_name), "type": "category", "showgrid": False},
+            **({"shapes": [_frame(int(j), int(i))]} if framed else {}),
         },
         alt=f"Heat map, {x_name} across and {y_name} up. Greatest {show(float(z[i, j]))} at "
         f"{x_name} = {xs[int(j)]}, {y_name} = {ys[int(i)]}; least {show(float(z[k, m]))} at "
@@ -155,11 +165,27 @@ def _heat(
     )
 
 
+def _axis(name: str, sign: str) -> str:
+    """`K (steps)`."""
+    whole = sign if sign == name else f"{sign} ({name.replace('_', ' ')})"
+    return text(shortened([whole], 40)[0])
+
+
+def _frame(x: int, y: int) -> dict[str, Any]:
+    """Around a cell."""
+    return {
+        "type": "rect", "x0": x - 0.48, "x1": x + 0.48, "y0": y - 0.48, "y1": y + 0.48,
+        "line": {"color": "@c1", "width": 3},
+    }  # fmt: skip
+
+
 def paths(story: Story) -> list[Chart]:
     """The model's way in two dimensions, smoothed: Das et al. 2022, Fig. 3."""
-    known = [(m.label, *found) for m in shown(story) if (found := _path(m.first)) is not None]
+    members = shown(story)
+    known = [(m.label, *found) for m in members if (found := _path(m.first)) is not None]
     if not known:
         return []
+    goal = next((at for m in members if (at := optimum(m.first)) is not None), None)
     window = max(1, max(len(a) for _, a, _ in known) // 20)
     traces = [t for i, path in enumerate(known) for t in _path_traces(i, *path, window)]
     words = [
@@ -173,11 +199,17 @@ def paths(story: Story) -> list[Chart]:
         for i in np.unique(np.linspace(0, len(a) - 1, 8).round().astype(int))
     ]
     smooth = f"a running mean over {window} rounds" if window > 1 else "round by round"
+    told = "" if goal is None else " Star: the optimum."
+    if goal is not None:
+        traces.append(_star(goal))
+        words.append(f"The optimum is ({few_digits(goal[0])}, {few_digits(goal[1])}).")
     return [
         Chart(
             title="Path of the model",
-            caption=f"The model's two coordinates, {smooth} (Das et al. 2022, Fig. 3); faint: as "
-            "they were; circle: after the first round, cross: the end. First seeds are shown.",
+            caption=f"Where the model of two parameters went, {smooth} (Das et al. 2022, Fig. 3); "
+            f"faint: as it was. Circle: after the first round; cross: the end.{told}"
+            + " The first seed is shown."
+            * any(len(m.runs) > 1 for m in members),
             traces=traces,
             layout={
                 "xaxis": {"title": "x₁"},
@@ -197,6 +229,32 @@ def _path(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
         return None
     known = np.isfinite(a) & np.isfinite(b)
     return a[known], b[known]
+
+
+def optimum(run: Run) -> tuple[float, float] | None:
+    """The point whose distance from the path was recorded in every round, if there is one.
+
+    ‖x_k − x*‖² − ‖x_1 − x*‖² is linear in x*.
+    """
+    path, distance = _path(run), run.series("distance")
+    if path is None or distance is None or not len(path[0]) == len(distance) >= 3:
+        return None
+    places = np.stack(path, axis=1)
+    squares = (places**2).sum(1) - distance**2
+    slopes = 2 * (places[1:] - places[0])
+    found, _, rank, _ = np.linalg.lstsq(slopes, squares[1:] - squares[0], rcond=None)
+    away = np.linalg.norm(places - found, axis=1)
+    if rank < 2 or not np.allclose(away, distance, rtol=1e-3):
+        return None
+    return float(found[0]), float(found[1])
+
+
+def _star(goal: tuple[float, float]) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "markers", "x": [goal[0]], "y": [goal[1]], "showlegend": False,
+        "marker": {"color": "@text", "size": 14, "symbol": "star"},
+        "hovertemplate": "optimum: %{x:.4~g}, %{y:.4~g}<extra></extra>",
+    }  # fmt: skip
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
@@ -226,5 +284,5 @@ def _path_traces(
          "name": text(label), "line": line, "hovertemplate": hover},
         {"type": "scatter", "mode": "markers", "x": numbers(np.array([a[0], x[-1]])),
          "y": numbers(np.array([b[0], y[-1]])), "showlegend": False, "hovertemplate": hover,
-         "marker": {"color": "@text", "size": 11, "symbol": ["circle-open", SYMBOLS[4]]}},
+         "marker": {"color": colour, "size": 11, "symbol": ["circle-open", SYMBOLS[4]]}},
     ]  # fmt: skip

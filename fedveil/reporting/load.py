@@ -6,8 +6,9 @@ import json
 import math
 import re
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,11 @@ import numpy as np
 from fedveil import __version__
 from fedveil.errors import UserError
 from fedveil.privacy.statement import rounded_up
+from fedveil.reporting.chart import shortened
 from fedveil.runs.directory import EVALUATION, RunDirectory, reading
 
 COMPARISON = "comparison.json"
+MOST_LETTERS = 100  # of a label
 Floats = np.ndarray
 
 
@@ -92,6 +95,7 @@ class Member:
     label: str
     parameters: dict[str, Any]  # those in which members differ
     runs: tuple[Run, ...]
+    tested: tuple[bool, float] | None = None  # worse than the best, and p, where it was tested
 
     @property
     def first(self) -> Run:
@@ -106,7 +110,7 @@ class Member:
     def results(self, name: str) -> list[float]:
         """accuracy or loss at the end, one of each run that has it."""
         found = [run.summary.get(name) for run in self.runs]
-        return [float(value) for value in found if value is not None]
+        return [float(v) for v in found if v is not None and math.isfinite(v)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +119,7 @@ class Story:
 
     members: tuple[Member, ...]
     selection: dict[str, Any] | None = None  # how a comparison's best was chosen
+    together: dict[str, Any] | None = None  # what all its private runs cost
 
     @property
     def alone(self) -> Member | None:
@@ -131,10 +136,10 @@ def load_story(paths: Sequence[Path]) -> Story:
     """Runs' and comparisons' directories; those of different data or budgets are refused."""
     members: list[Member] = []
     loose: list[Run] = []
-    selection = None
+    selection, together = None, None
     for path in paths:
         if (path / COMPARISON).is_file():
-            found, selection = _comparison(path)
+            found, selection, together = _comparison(path)
             members += found
         elif (path / "comparison.toml").is_file():
             raise UserError(
@@ -145,7 +150,34 @@ def load_story(paths: Sequence[Path]) -> Story:
             loose.append(load_run(path))
     members += _grouped(loose)
     refuse_unequal([run for member in members for run in member.runs])
-    return Story(tuple(members), selection)
+    if len(paths) > 1:  # what was found out of one comparison does not hold for several
+        members, together = [replace(member, tested=None) for member in members], None
+    return Story(tuple(_readable(_shorter(members))), selection, together)
+
+
+def _readable(members: Sequence[Member]) -> list[Member]:
+    """Labels without signs that turn the writing around, and none longer than two lines."""
+    plain = [
+        "".join(c for c in member.label if unicodedata.category(c) not in ("Cc", "Cf"))
+        for member in members
+    ]
+    short = shortened(plain, MOST_LETTERS)
+    return [replace(m, label=label) for m, label in zip(members, short, strict=True)]
+
+
+def _shorter(members: Sequence[Member]) -> list[Member]:
+    """`steps 5, rate 0.1` is enough of a label where all members are of one algorithm."""
+    told = [", ".join(_settings(member.parameters)) for member in members]
+    kinds = {str(member.first.summary["algorithm"]) for member in members}
+    if len(members) == 1 or len(kinds) > 1 or not all(told) or len(set(told)) < len(members):
+        return list(members)
+    return [replace(m, label=label) for m, label in zip(members, told, strict=True)]
+
+
+def _settings(parameters: dict[str, Any]) -> Iterator[str]:
+    for name, value in parameters.items():
+        if not isinstance(value, dict | list):
+            yield f"{name.replace('_', ' ')} {value}"
 
 
 def load_run(path: Path) -> Run:
@@ -227,20 +259,32 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
         return {**found, "classes": names}
 
 
-def _comparison(path: Path) -> tuple[list[Member], dict[str, Any] | None]:
+def _comparison(
+    path: Path,
+) -> tuple[list[Member], dict[str, Any] | None, dict[str, Any] | None]:
+    """Its members, how one was selected, and what all of them cost."""
     with reading(path / COMPARISON):
         found = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
         listed = [
-            (str(m["label"]), dict(m["parameters"]), list(m["runs"])) for m in found["members"]
+            (str(m["label"]), dict(m["parameters"]), list(m["runs"]), _tested(m))
+            for m in found["members"]
         ]
-        selection = found.get("selection")
-        if not listed or not all(runs for _, _, runs in listed):
+        selection, together = found.get("selection"), found.get("together")
+        if together is not None:
+            float(together["epsilon"]), float(together["delta"]), int(together["runs"])
+        if not listed or not all(runs for _, _, runs, _ in listed):
             raise ValueError("it names no runs")
     members = [
-        Member(label, parameters, tuple(load_run(path / _inside(path, run)) for run in runs))
-        for label, parameters, runs in listed
+        Member(label, parameters, tuple(load_run(path / _inside(path, r)) for r in runs), tested)
+        for label, parameters, runs, tested in listed
     ]
-    return members, selection
+    return members, selection, together
+
+
+def _tested(member: dict[str, Any]) -> tuple[bool, float] | None:
+    if member.get("significant") is None or member.get("p") is None:
+        return None
+    return bool(member["significant"]), float(member["p"])
 
 
 def _inside(path: Path, run: str) -> str:
@@ -269,7 +313,10 @@ def _told(run: Run) -> dict[str, Any]:
     """The settings that make a member: what the user chose, or the whole recipe without those."""
     chosen = ("algorithm", "parameters", "model", "rounds", "noise")
     told = {name: run.settings[name] for name in chosen if name in run.settings}
-    return told if "algorithm" in told else {**told, "recipe": run.settings.get("recipe", {})}
+    if "algorithm" in told:
+        return told
+    parts = run.settings.get("recipe", {})
+    return {**told, "recipe": {k: v for k, v in parts.items() if k != "name"}}
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

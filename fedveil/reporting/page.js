@@ -30,12 +30,13 @@
     return Object.fromEntries(Object.entries(value).map(([k, v]) => [k, themed(v, k)]));
   }
 
-  function axis(given, narrow) {
+  function axis(given, narrow, fitted) {
     const { title, ...rest } = given || {};
     return {
-      automargin: true, tickformat: given?.type === "log" ? "~g" : undefined,
+      automargin: fitted, tickformat: given?.type === "log" ? "~g" : undefined,
       gridcolor: style("--line"), linecolor: style("--edge"), zeroline: false,
       ticks: "outside", tickcolor: style("--edge"), ticklen: 4, nticks: narrow ? 5 : 8,
+      separatethousands: true,
       exponentformat: "power", minexponent: 4,
       ...themed(rest), title: { text: title || "", standoff: 8 },
     };
@@ -44,10 +45,13 @@
   function layout(index, narrow, traces) {
     const { xaxis, yaxis, ...rest } = charts[index].layout;
     const legend = Boolean(charts[index].frames.members); // others have theirs above them
-    const bar = traces.some((t) => t.type === "heatmap") && !narrow;
+    const bar = traces.some((t) => t.showscale);
+    const fitted = traces.some((t) => t.type === "heatmap"); // measuring labels takes long
+    const deep = xaxis?.ticktext?.some((label) => label.includes("<br>"));
+    const free = { l: narrow ? 60 : 68, r: 14, t: 10, b: (narrow ? 44 : 50) + (deep ? 14 : 0) };
     return {
-      ...themed(rest), xaxis: axis(xaxis, narrow), yaxis: axis(yaxis, narrow),
-      margin: { l: 12, r: bar ? 4 : 14, t: 10, b: 10 }, autosize: true,
+      ...themed(rest), xaxis: axis(xaxis, narrow, fitted), yaxis: axis(yaxis, narrow, fitted),
+      margin: fitted ? { l: 12, r: bar ? 4 : 14, t: 10, b: 10 } : free, autosize: true,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: style("--font"), size: narrow ? 11 : 12.5, color: style("--text") },
       showlegend: legend, legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 },
@@ -90,10 +94,36 @@
       });
     }
     const said = document.getElementById(`said-${index}`);
-    said.value = `${frame.round}: ${frame.of} clients, median norm ${frame.median[0]}, ` +
+    said.value = `Round ${frame.round}: ${frame.of} clients, median norm ${frame.median[0]}, ` +
       `median angle ${Math.round(frame.median[1])}°, ` +
       `${Math.round(100 * frame.shortened)}% shortened`;
     return traces;
+  }
+
+  // Black or white, whichever is read better on a cell: at least 4.5 to 1 on any colour.
+  function inkOn(share) {
+    const stops = colour("@scale").map(([, hex]) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)));
+    const at = Math.min(3, Math.floor(share * 4));
+    const light = stops[at].map((from, i) => (from + (stops[at + 1][i] - from) * (share * 4 - at)) / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 ? "#000000" : "#ffffff";
+  }
+
+  // The numbers in the cells of a heat map.
+  function inscribed({ x, y, z, text, zmin, zmax }, narrow) {
+    const known = z.flat().filter((v) => v !== null);
+    const low = zmin ?? Math.min(...known);
+    const high = zmax ?? Math.max(...known);
+    const cells = z.flatMap((row, i) => row.map((value, j) => ({ value, x: x[j], y: y[i], text: text[i][j] })))
+      .filter((cell) => cell.value !== null && cell.text);
+    return {
+      type: "scatter", mode: "text", hoverinfo: "skip", showlegend: false,
+      x: cells.map((c) => c.x), y: cells.map((c) => c.y), text: cells.map((c) => c.text),
+      textfont: {
+        size: narrow ? 9 : 12,
+        color: cells.map((c) => inkOn(high > low ? (c.value - low) / (high - low) : 0.5)),
+      },
+    };
   }
 
   function draw(index) {
@@ -101,17 +131,14 @@
     const place = document.getElementById(`chart-${index}`);
     const narrow = phone.matches && !printing;
     const raw = charts[index].frames.members ? frameTraces(index) : charts[index].traces;
-    const traces = themed(raw).map((trace) => {
-      if (trace.type !== "heatmap") return trace;
-      const { title, ...bar } = trace.colorbar || {};
-      return {
-        ...trace, showscale: !narrow,
-        textfont: { ...trace.textfont, ...(narrow ? { size: 9 } : {}) },
-        colorbar: { ...bar, thickness: 12, outlinewidth: 0, title: { text: title || "", side: "right" } },
-      };
+    const traces = themed(raw).flatMap((trace) => {
+      if (trace.type !== "heatmap") return [trace];
+      const { text, ...map } = trace;
+      const bar = { ...map, showscale: !text && !narrow, colorbar: { ...map.colorbar, thickness: 12, outlinewidth: 0 } };
+      return text ? [bar, inscribed(trace, narrow)] : [bar];
     });
     const full = layout(index, narrow, traces);
-    if (printing) full.width = place.closest(".wide") ? 660 : 640;
+    if (printing) full.width = place.clientWidth;
     Plotly.react(place, traces, full, {
       responsive: !printing, displayModeBar: false,
     });
@@ -188,19 +215,25 @@
       }
       setTimeout(() => { button.textContent = "Copy"; }, 1500);
     });
-    block.append(button);
+    block.prepend(button);
   });
 
   if (phone.matches) document.querySelector("nav details").open = false;
 
+  // On paper nothing can be unfolded: a few recipes are printed, of many only their names.
+  const folded = document.querySelectorAll("section > details:not([open])");
+  const unfold = (open) => { if (folded.length <= 6) folded.forEach((part) => { part.open = open; }); };
+
   window.addEventListener("beforeprint", () => {
     printing = true;
+    unfold(true);
     root.dataset.printing = "yes";
     start();
     charts.forEach((_, index) => draw(index));
   });
   window.addEventListener("afterprint", () => {
     printing = false;
+    unfold(false);
     delete root.dataset.printing;
     redraw();
   });

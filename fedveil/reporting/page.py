@@ -12,13 +12,13 @@ import html
 import itertools
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from typing import Any
 
 from fedveil import __version__
 from fedveil.reporting import curves, grids, people, words
-from fedveil.reporting.chart import COLOURS, Chart
+from fedveil.reporting.chart import Chart
 from fedveil.reporting.load import Story
 
 MARK = "<!-- fedveil report -->"  # by it a later report knows that it may replace this one
@@ -28,7 +28,7 @@ STROKES = {
 }  # fmt: skip
 PRIVATE = (
     "This page holds private data: norms, angles, counts, accuracy curves and results of single "
-    "clients. The guarantee does not cover them; keep the page where the run is kept."
+    "clients. No guarantee covers them; keep the page where the run is kept."
 )
 
 
@@ -48,6 +48,8 @@ def page(story: Story) -> str:
     title = html.escape(words.title(story))
     plotly = _asset("plotly", "package_data/plotly.min.js")
     script = _asset("fedveil.reporting", "page.js")
+    if story.alone is None:
+        sections = [replace(s, charts=[replace(c, named=True) for c in s.charts]) for s in sections]
     charts = [chart for section in sections for chart in section.charts]
     numbers = itertools.count()  # of charts, over all sections
     body = "".join(_section(section, numbers) for section in sections)
@@ -82,18 +84,20 @@ _THEMES = (
 
 def _sections(story: Story) -> list[Section]:
     best = ""
-    if len(story.members) > COLOURS:
-        best = f"<p>Curves show the {COLOURS} best of {len(story.members)} settings.</p>"
+    if len(story.members) > curves.MOST_LINES:
+        best = f"<p>Curves show the {curves.MOST_LINES} best of {len(story.members)} settings.</p>"
+    learning = curves.learning(story)
+    bounding = curves.bounding(story)
     return [
         Section("result", "Result", words.headline(story)),
-        Section("privacy", "Privacy", words.privacy(story), curves.spending(story)),
-        _drawn("learning", "Accuracy and loss", best, curves.learning(story)),
         _drawn("grid", "Settings against each other", "", grids.heat_maps(story)),
+        Section("privacy", "Privacy", words.privacy(story), curves.spending(story)),
+        _drawn("learning", " and ".join(c.title for c in learning).capitalize(), best, learning),
         _drawn("sent", "What it took", "", curves.sending(story)),
-        _drawn("noise", "Signal and noise", "", curves.signal(story)),
+        _drawn("noise", "Signal to noise", "", curves.signal(story)),
         _drawn("angles", "Norms and angles", "", people.angles(story)),
-        _drawn("bound", "What the bound does", "", curves.bounding(story)),
-        _drawn("path", "Path", "", grids.paths(story)),
+        Section("bound", "Updates and their bound", _listed(curves.unchanging(story)), bounding),
+        _drawn("path", "Path of the model", "", grids.paths(story)),
         _drawn(
             "served",
             "Who is served badly?",
@@ -113,11 +117,11 @@ def _drawn(id: str, title: str, text: str, charts: Sequence[Chart]) -> Section:
 
 def _listed(sentences: Sequence[str]) -> str:
     told = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
-    return f'<ul class="told">{told}</ul>'
+    return f'<ul class="told">{told}</ul>' if told else ""
 
 
 def _section(section: Section, numbers: Iterator[int]) -> str:
-    figures = "".join(_figure(chart, next(numbers)) for chart in section.charts)
+    figures = "".join(_figure(chart, next(numbers), section.title) for chart in section.charts)
     grid = f'<div class="charts">{figures}</div>' if figures else ""
     return (
         f'<section id="{section.id}" aria-labelledby="{section.id}-title">'
@@ -126,11 +130,13 @@ def _section(section: Section, numbers: Iterator[int]) -> str:
     )
 
 
-def _figure(chart: Chart, number: int) -> str:
+def _figure(chart: Chart, number: int, above: str) -> str:
+    """A chart; a heading that says what the one above it says is for those who listen."""
     wide = ' class="wide"' if chart.wide else ""
+    hidden = ' class="visually-hidden"' if chart.title == above else ""
     slider = _slider(chart, number) if chart.kind == "rounds" else ""
     return (
-        f'<figure{wide}><h3 id="chart-{number}-title">{html.escape(chart.title)}</h3>{slider}'
+        f"<figure{wide}><h3{hidden}>{html.escape(chart.title)}</h3>{slider}"
         f'{_legend(chart)}<div class="chart" id="chart-{number}" role="img" '
         f'style="height:{chart.height}px" '
         f'aria-label="{html.escape(chart.alt)}"></div>'
@@ -143,7 +149,7 @@ def _figure(chart: Chart, number: int) -> str:
 def _legend(chart: Chart) -> str:
     """Which line is whose, where there are several; names in traces are escaped already."""
     named = [t for t in chart.traces if "name" in t and t.get("showlegend", True)]
-    if len(named) < 2:
+    if len(named) < (1 if chart.named else 2):
         return ""
     return f'<ul class="legend">{"".join(map(_key, named))}</ul>'
 

@@ -9,9 +9,19 @@ from typing import Any
 import numpy as np
 
 from fedveil.evaluation import evenly
-from fedveil.reporting.chart import DASHES, Chart, Table, few_digits, numbers, share, text
-from fedveil.reporting.curves import shown
+from fedveil.reporting.chart import (
+    DASHES,
+    Chart,
+    Table,
+    few_digits,
+    numbers,
+    share,
+    shortened,
+    text,
+)
+from fedveil.reporting.curves import level, shown
 from fedveil.reporting.load import Member, Story
+from fedveil.reporting.words import best
 
 MOST_FRAMES = 40  # rounds that the slider can show
 MOST_DOTS = 200  # clients of a round
@@ -72,7 +82,7 @@ def _angles(known: Sequence[Scatter]) -> Chart:
         "yaxis": {"title": "angle (°)", "range": [-4, 184], "dtick": 45},
     }
     return Chart(
-        title="Updates by norm and angle",
+        title="Norms and angles",
         caption=_angles_caption(known),
         traces=[],
         layout=layout,
@@ -121,11 +131,19 @@ def _thresholds(member: Member, rounds: Sequence[int]) -> list[float | None]:
 
 def _angles_caption(known: Sequence[Scatter]) -> str:
     words = [
-        "Every dot is a client's update before the bound: its norm, and its angle to the last "
-        "global step (Zhang et al. 2022, Fig. 1–3). The vertical line is the bound C: updates "
-        "right of it are shortened. Below 90° a client pulls where the model went last; around "
-        "90° clients do not agree."
+        "Every dot is a client's update: how long it is, and its angle to the last step of the "
+        "model (Zhang et al. 2022, Fig. 1–3)."
     ]
+    if any(value is not None for s in known for value in s.plain()["bound"]):
+        words.append("The dotted line is the bound C: updates right of it are shortened.")
+    words.append(
+        "Below 90° a client pulls where the model went last; around 90° clients do not agree."
+    )
+    if any(s.member.first.private for s in known):
+        words.append(
+            "That step has the noise in it: where noise outweighs the signal, all angles are near "
+            "90°, however much clients agree."
+        )
     if any(len(s.member.runs) > 1 for s in known):
         words.append("The first seed is shown.")
     chosen, played = len(known[0].frames), known[0].played
@@ -160,37 +178,35 @@ def _frames_table(known: Sequence[Scatter]) -> Table:
 
 def confusion(story: Story) -> list[Chart]:
     """Which classes are taken for which, of one member, summed over its seeds."""
-    member = story.alone or max(
-        story.members, key=lambda m: float(np.mean(m.results("accuracy") or [-np.inf]))
-    )
+    member = best(story)
     found = [run.evaluation for run in member.runs if run.evaluation is not None]
     tables = [np.asarray(f["confusion"]) for f in found if f["confusion"] is not None]
     if not tables:
         return []
     names, counts = found[0]["classes"], np.sum(tables, axis=0)
     of_true = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    shorter = [_short(name, i, names) for i, name in enumerate(names)]
+    shorter = shortened(names)
     order = list(range(len(names)))
     small = len(names) <= 12
     trace = {
         "type": "heatmap", "x": order, "y": order, "z": [numbers(row) for row in of_true],
         "zmin": 0, "zmax": 1, "colorscale": "@scale", "xgap": 1, "ygap": 1,
-        "colorbar": {"tickformat": ".0%", "title": "share of the true class"},
+        "colorbar": {"tickformat": ".0%"},
         "customdata": [[[text(t), text(a)] for a in names] for t in names],
         "hovertemplate": "%{customdata[0]} taken for %{customdata[1]}: %{z:.1%}<extra></extra>",
-        **({"text": [[f"{v:.0%}" if v >= 0.005 else "" for v in row] for row in of_true],
-            "texttemplate": "%{text}", "textfont": {"size": 11}} if small else {}),
+        **({"text": [[f"{v:.0%}" if v > 0.005 else "" for v in row] for row in of_true]}
+           if small else {}),
     }  # fmt: skip
     ticks: dict[str, Any] = {}
     if len(names) <= 70:
         ticks = {"tickmode": "array", "tickvals": order, "ticktext": [text(n) for n in shorter]}
-    of = "" if story.alone else f" of {member.label}"
     return [
         Chart(
-            title=f"Confusion{of}",
-            caption="Rows are true classes, columns the model's answers; each row adds up to 100%"
+            title="What is taken for what" if story.alone else f"Confusion of {member.label}",
+            caption="Rows are true classes, columns the model's answers; a row adds up to 100%, "
+            "and a good model has its shares on the diagonal"
             f" ({int(counts.sum()):,} answers on test examples"
-            f"{', all seeds together' if len(tables) > 1 else ''}).",
+            f"{', all seeds together' if len(tables) > 1 else ''}). {_mistakes(of_true, names)}",
             traces=[trace],
             layout={
                 "xaxis": {"title": "answered", "tickangle": -40, "showgrid": False, **ticks},
@@ -198,20 +214,10 @@ def confusion(story: Story) -> list[Chart]:
             },
             alt="Heat map of true against answered classes. " + _mistakes(of_true, names),
             table=_confusion_table(of_true, counts, names),
-            height=520,
+            height=520 if len(names) <= 30 else 640,
             wide=True,
         )
     ]
-
-
-def _short(name: str, index: int, names: Sequence[str]) -> str:
-    """A name that fits beside an axis, and still differs from the others."""
-    cut = name if len(name) <= 16 else f"{name[:14]}…"
-    return cut if [_cut(n) for n in names].count(_cut(name)) == 1 else f"{cut} ({index})"
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= 16 else f"{name[:14]}…"
 
 
 def _mistakes(of_true: np.ndarray, names: Sequence[str]) -> str:
@@ -243,7 +249,9 @@ def served(story: Story) -> list[Chart]:
     known = [(m.label, *found) for m in shown(story) if (found := _served(m)) is not None]
     if not known:
         return []
-    return [_spread(known), *([] if len(known) > 1 else _by_size(*known[0]))]
+    places = {member.label: place for place, member in enumerate(shown(story))}
+    alone = [] if len(known) > 1 else _by_size(*known[0])
+    return [_spread(known, places), *alone]
 
 
 def _served(member: Member) -> tuple[np.ndarray, np.ndarray] | None:
@@ -260,8 +268,9 @@ def _served(member: Member) -> tuple[np.ndarray, np.ndarray] | None:
 def in_short(story: Story) -> list[str]:
     """How those who are served worst fare, in a sentence for each member."""
     return [
-        f"{member.label}: the worst served tenth of clients has a mean accuracy of "
-        f"{share(worst(found[1]))}, all clients {share(float(found[1].mean()))}."
+        ("The" if story.alone else f"{member.label}: the")
+        + f" worst served tenth of clients has a mean accuracy of {share(worst(found[1]))}, all "
+        f"clients {share(float(found[1].mean()))}."
         for member in shown(story)
         if (found := _served(member)) is not None
     ]
@@ -273,10 +282,11 @@ def worst(accuracy: np.ndarray) -> float:
     return float(np.sort(accuracy)[:count].mean())
 
 
-def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Chart:
+def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]], places: dict[str, int]) -> Chart:
     """Share of clients with at most this accuracy."""
     traces = []
-    for i, (label, _, accuracy) in enumerate(known):
+    for label, _, accuracy in known:
+        i = places[label]
         ordered = np.sort(accuracy)
         at = evenly(len(ordered), 200)
         traces.append({
@@ -297,12 +307,14 @@ def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]]) -> Chart:
     return Chart(
         title="Accuracy over clients",
         caption="Share of clients whose own examples the final model answers with at most this "
-        "accuracy. The further a line reaches to the left, the worse some clients are served.",
+        "accuracy. The further a line reaches to the left, the worse some clients are served; "
+        "below the dotted line is the worst served tenth.",
         traces=traces,
         layout={
             "xaxis": {"title": "accuracy on a client's own examples", "tickformat": ".0%",
                       "range": [-0.02, 1.02]},
             "yaxis": {"title": "share of clients", "tickformat": ".0%", "range": [0, 1.02]},
+            "shapes": [level(WORST)],
         },
         alt="Lines of the share of clients by accuracy. " + " ".join(words),
         table=Table(["run", "clients", "mean", "median", "worst tenth", "least"], rows),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import fields
 from typing import Any
 
@@ -22,17 +22,25 @@ WIDTH, HEIGHT, GAP = 216, 116, 32
 MOST_FIELDS = 3
 
 
-def pictures(plain: dict[str, Any]) -> str:
-    """The parts in two rows for a wide page and in one column for a phone; one of them is shown."""
+def pictures(plain: dict[str, Any], unlike: dict[str, Any] | None = None) -> str:
+    """The parts in two rows for a wide page and in one column for a phone; one of them is shown.
+
+    Parts that differ from those of another recipe are shaded.
+    """
     recipe = recipe_from_plain(plain)
-    return f'<div class="recipe">{_drawn(recipe, 4, "wide")}{_drawn(recipe, 1, "tall")}</div>'
+    other = recipe if unlike is None else recipe_from_plain(unlike)
+    shaded = {part for part in ORDER if getattr(recipe, part) != getattr(other, part)}
+    drawn = [_drawn(recipe, columns, n, shaded) for columns, n in ((4, "wide"), (1, "tall"))]
+    return f'<div class="recipe">{"".join(drawn)}</div>'
 
 
-def _drawn(recipe: Recipe, columns: int, name: str) -> str:
+def _drawn(recipe: Recipe, columns: int, name: str, shaded: Set[str]) -> str:
     rows = len(ORDER) // columns
     width = columns * WIDTH + (columns - 1) * GAP + 8
     height = rows * HEIGHT + (rows - 1) * GAP + 8
-    boxes = "".join(_box(recipe, part, *_place(i, columns)) for i, part in enumerate(ORDER))
+    boxes = "".join(
+        _box(recipe, part, part in shaded, *_place(i, columns)) for i, part in enumerate(ORDER)
+    )
     arrows = "".join(_arrow(i, columns) for i in range(len(ORDER) - 1))
     marker = (
         f'<defs><marker id="tip-{name}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" '
@@ -62,22 +70,23 @@ def _arrow(index: int, columns: int) -> str:
     return f'<path class="arrow" d="{path}" marker-end="url(#TIP)"/>'
 
 
-def _box(recipe: Recipe, part: str, x: int, y: int) -> str:
+def _box(recipe: Recipe, part: str, shaded: bool, x: int, y: int) -> str:
     kind = _kind(recipe, part)
     place = _where(recipe, part)
     idle = " idle" if kind in IDLE else ""
+    look = idle + " shaded" * shaded
     told = [*_fields(getattr(recipe, part))][:MOST_FIELDS]
-    lines = ["nothing"] if idle else told or [_formula(getattr(recipe, part)) or DOES[part]]
+    lines = ["nothing"] if idle else told or [_formula(getattr(recipe, part))]
     texts = "".join(
         f'<text class="field" x="{x + 14}" y="{y + 66 + 17 * i}">{html.escape(line)}</text>'
         for i, line in enumerate(lines)
     )
     formula = html.escape(" ".join((type(getattr(recipe, part)).__doc__ or "").split()))
     return (
-        f'<g class="{place}{idle}"><title>{formula}</title>'
+        f'<g class="{place}{look}"><title>{formula}</title>'
         f'<rect x="{x}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="8"/>'
-        f'<text class="part" x="{x + 14}" y="{y + 22}">{part}</text>'
-        f'<text class="place" x="{x + WIDTH - 12}" y="{y + 22}">{place}</text>'
+        f'<text class="part" x="{x + 14}" y="{y + 22}">{part}: {DOES[part]}</text>'
+        f'<text class="place" x="{x + WIDTH - 12}" y="{y + HEIGHT - 11}">{place}</text>'
         f'<text class="kind" x="{x + 14}" y="{y + 44}">{html.escape(kind)}</text>{texts}</g>'
     )
 
@@ -100,11 +109,12 @@ def _where(recipe: Recipe, part: str) -> str:
 
 
 def _fields(part: Any) -> Iterator[str]:
-    """`name = value`, those that differ from their default first."""
+    """`name = value` of what differs from its default, or of all where nothing does."""
     plain = to_plain(part)
     defaults = {field.name: field.default for field in fields(part)}
     names = [name for name in plain if name not in ("kind", "at")]
-    for name in sorted(names, key=lambda n: getattr(part, n) == defaults[n]):
+    own = [name for name in names if getattr(part, name) != defaults[name]]
+    for name in own or names:
         yield f"{name.replace('_', ' ')} = {_value(plain[name])}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,42 +13,58 @@ import numpy as np
 from fedveil.errors import UserError
 from fedveil.privacy.statement import BRIEFLY, VIEWS, rounded_up
 from fedveil.reporting.chart import Table, few_digits, share, size
+from fedveil.reporting.curves import merit, ranked
 from fedveil.reporting.load import Member, Run, Story
 from fedveil.reporting.picture import pictures
 
 MOST_PICTURES = 8
+MOST_FIRST = 8  # rows of the results that stand open
 MOST_STATEMENTS = 24
 escape = html.escape
+
+
+class Markup(str):
+    """HTML made here, not to be escaped again."""
+
+    __slots__ = ()
 
 
 def title(story: Story) -> str:
     """What the page is called."""
     names = list(dict.fromkeys(str(m.first.summary["algorithm"]) for m in story.members))
-    told = names[0] if len(names) == 1 else f"{len(story.members)} settings compared"
-    return f"{told} on {story.members[0].first.summary['data']}"
+    told = ", ".join(names) if len(names) <= 3 else f"{len(names)} algorithms"
+    many = f", {len(story.members)} settings," if len(story.members) > len(names) else ""
+    return f"{told}{many} on {story.members[0].first.summary['data']}"
 
 
 def headline(story: Story) -> str:
     """The result in a few large figures; of a comparison those of its best member, and a table."""
     member = story.alone or best(story)
     cards = [_result_card(member), _guarantee_card(member.costliest), *_other_cards(member)]
-    lead = (
-        "" if story.alone else f"<p>The best of {len(story.members)}: {escape(member.label)}.</p>"
-    )
+    lead = "" if story.alone else f"<p>{escape(_winner(story, member))}</p>"
     shown = "".join(
         f'<div class="card"><dt>{escape(name)}</dt><dd><strong>{escape(value)}</strong>'
         f"<span>{escape(note)}</span></dd></div>"
         for name, value, note in cards
     )
-    stopped = "".join(
-        f"<p class='note'>{escape(r.path.name)} stopped after {r.summary['rounds']} of "
-        f"{r.summary['rounds_planned']} rounds.</p>"
-        for m in story.members
-        for r in m.runs
-        if r.summary["rounds"] < r.summary["rounds_planned"]
-    )
+    remarks = "".join(f'<p class="note">{escape(told)}</p>' for told in _remarks(story))
     several = "" if story.alone else members_table(story)
-    return f'{lead}<dl class="cards">{shown}</dl>{stopped}{several}{_selection(story)}'
+    return f'{lead}<dl class="cards">{shown}</dl>{remarks}{several}{_selection(story)}'
+
+
+def _remarks(story: Story) -> Iterable[str]:
+    """What a mean would hide: runs that stopped early, and seeds without a result."""
+    for member in story.members:
+        for run in member.runs:
+            played, planned = run.summary["rounds"], run.summary["rounds_planned"]
+            if played < planned:
+                yield f"{run.path.name} stopped after {played} of {planned} rounds."
+        lost = len(member.runs) - max(len(member.results(n)) for n in ("accuracy", "loss"))
+        if 0 < lost < len(member.runs):
+            yield (
+                f"{lost} of {len(member.runs)} seeds of {member.label} ended without a finite "
+                "result and are not in its mean."
+            )
 
 
 def best(story: Story) -> Member:
@@ -57,12 +73,20 @@ def best(story: Story) -> Member:
     A run without privacy is a yardstick, not a winner, where there are private ones.
     """
     private = [m for m in story.members if m.first.private]
-    return max(private or story.members, key=_merit)
+    return max(private or story.members, key=merit)
 
 
-def _merit(member: Member) -> float:
-    accuracy, loss = member.results("accuracy"), member.results("loss")
-    return float(np.mean(accuracy)) if accuracy else -float(np.mean(loss or [math.inf]))
+def _winner(story: Story, member: Member) -> str:
+    """Who is best, and who may be as good."""
+    told = f"The best of {len(story.members)}: {member.label}."
+    tested = [m for m in story.members if m.tested is not None]
+    equal = [m for m in tested if m.tested is not None and not m.tested[0]]
+    if not tested or not equal:
+        return told
+    if len(equal) == 1:
+        return f"{told} Its lead over {equal[0].label} may be chance."
+    those = "the others" if len(equal) == len(tested) else f"{len(equal)} of the others"
+    return f"{told} Its lead over {those} may be chance."
 
 
 def _result_card(member: Member) -> tuple[str, str, str]:
@@ -70,15 +94,24 @@ def _result_card(member: Member) -> tuple[str, str, str]:
     if accuracy:
         return "Test accuracy", share(float(np.mean(accuracy))), _spread(accuracy, percent=True)
     loss = member.results("loss")
-    value = few_digits(float(np.mean(loss))) if loss else "not finite"
-    return "Loss", value, _spread(loss, percent=False)
+    if loss:
+        return "Loss", few_digits(float(np.mean(loss))), _spread(loss, percent=False)
+    known = [run.summary.get(name) for run in member.runs for name in ("accuracy", "loss")]
+    if any(value is not None for value in known):
+        return "Result", "not finite", "the last model has neither accuracy nor loss"
+    return "Result", "not known", "the model was not evaluated"
 
 
 def _spread(values: Sequence[float], percent: bool) -> str:
     if len(values) < 2:
         return "one seed" if values else ""
+    return f"± {_error(values, percent)} standard error, {len(values)} seeds"
+
+
+def _error(values: Sequence[float], percent: bool) -> str:
+    """The standard error of the mean, in two digits."""
     error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    return f"± {share(error) if percent else few_digits(error)} standard error, {len(values)} seeds"
+    return f"{error:.2%}" if percent else f"{error:.2g}"
 
 
 def _guarantee_card(run: Run) -> tuple[str, str, str]:
@@ -109,37 +142,94 @@ def _other_cards(member: Member) -> Iterable[tuple[str, str, str]]:
 
 
 def members_table(story: Story) -> str:
-    """All members with their results, the best first."""
-    accurate = all(m.results("accuracy") for m in story.members)
-    name = "accuracy" if accurate else "loss"
-    show = share if accurate else few_digits
-    rows = []
-    for member in sorted(story.members, key=_merit, reverse=True):
-        values = member.results(name)
-        said = member.costliest.guarantee
-        error = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-        epsilon = "none" if said["epsilon"] is None else rounded_up(said["epsilon"])
-        rows.append([
-            member.label, show(float(np.mean(values))) if values else "–",
-            "–" if error is None else f"± {show(error)}", str(len(member.runs)), epsilon,
-        ])  # fmt: skip
-    head = ["run", f"test {name}", "standard error", "seeds", "ε"]
-    return table(Table(head, rows), "Results of all settings, the best first")
+    """All members with their results, the best first; of many, those after the first are folded."""
+    order = ranked(story.members)
+    open_ = len(order) if len(order) <= MOST_FIRST + 2 else MOST_FIRST
+    told = table(
+        _results(story, order[:open_]),
+        "Results, the best first; s.e. is the standard error over seeds",
+    )
+    if not order[open_:]:
+        return told
+    more = f"The other {len(order) - open_} settings"
+    rest = table(_results(story, order[open_:]), more, hidden=True)
+    return f"{told}<details><summary>{more}</summary>{rest}</details>"
+
+
+def _results(story: Story, members: Sequence[Member]) -> Table:
+    name = "accuracy" if any(m.results("accuracy") for m in story.members) else "loss"
+    show = share if name == "accuracy" else few_digits
+    values = [value for member in members for value in member.results(name)]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    rows = [_result_row(story, member, name, (low, high)) for member in members]
+    seeds = f"each seed, {show(low)} to {show(high)}"
+    head = ["setting", f"test {name}", "± s.e.", seeds, "beside the best", "ε"]
+    kept = [i for i in range(len(head)) if i < 2 or any(row[i] not in ("", "–") for row in rows)]
+    return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
+
+
+def _result_row(
+    story: Story, member: Member, name: str, reach: tuple[float, float]
+) -> list[str | Markup]:
+    values, percent = member.results(name), name == "accuracy"
+    show = share if percent else few_digits
+    said = member.costliest.guarantee
+    return [
+        member.label,
+        show(float(np.mean(values))) if values else "–",
+        f"± {_error(values, percent)}" if len(values) > 1 else "–",
+        _strip(values, reach, show) if len(values) > 1 else "",
+        _beside(story, member),
+        "none" if said["epsilon"] is None else rounded_up(said["epsilon"]),
+    ]
+
+
+def _beside(story: Story, member: Member) -> str:
+    """What a comparison's test says of it (docs/comparing.md, "The marks")."""
+    if member.tested is None:
+        return "best" if member is best(story) and any(m.tested for m in story.members) else "–"
+    worse, p = member.tested
+    return f"worse (p = {p:.2g})" if worse else f"may be chance (p = {p:.2g})"
+
+
+def _strip(
+    values: Sequence[float], reach: tuple[float, float], show: Callable[[float], str]
+) -> Markup:
+    """Each seed as a dot and their mean as a stroke, on the scale of all members."""
+    low, high = reach
+    at = [6 + 148 * (v - low) / (high - low or 1) for v in [*values, float(np.mean(values))]]
+    dots = "".join(f'<circle cx="{x:.1f}" cy="9" r="4"/>' for x in at[:-1])
+    told = ", ".join(show(value) for value in values)
+    return Markup(
+        f'<svg class="strip" width="160" height="18" role="img" aria-label="{escape(told)}">'
+        f'<path class="rail" d="M2 9H158"/>{dots}<path d="M{at[-1]:.1f} 1V17"/></svg>'
+    )
 
 
 def _selection(story: Story) -> str:
-    private = [run for member in story.members for run in member.runs if run.private]
-    if not story.selection:
-        told = (
-            f"Each ε on this page is that of one run. All {len(private)} private runs together "
-            "cost more; choosing the best by looking at results on private data is itself a "
-            "release, and no ε on this page covers it."
-        )
-        return f'<p class="note">{told}</p>' if len(private) > 1 else ""
-    known = ((name, story.selection.get(name)) for name in ("law", "eta", "gamma", "expected"))
-    facts = ((n, few_digits(v) if isinstance(v, float) else v) for n, v in known if v is not None)
-    told = "; ".join(f"{name}: {value}" for name, value in facts)
-    return f'<p class="note">Private selection: {escape(told)}.</p>'
+    """What it costs to have looked at all of them."""
+    if story.selection:
+        known = ((name, story.selection.get(name)) for name in ("law", "eta", "gamma", "expected"))
+        facts = [
+            (n, few_digits(v) if isinstance(v, float) else v) for n, v in known if v is not None
+        ]
+        told = "; ".join(f"{name}: {value}" for name, value in facts)
+        return f'<p class="note">Private selection: {escape(told)}.</p>'
+    private = sum(run.private for member in story.members for run in member.runs)
+    if private < 2:
+        return ""
+    cost = (
+        f"Each ε on this page is that of one run. All {private} private runs together cost more. "
+        "Choosing the best by looking at results on private data is itself a release: "
+    )
+    if story.together is None:
+        return f'<p class="note">{cost}no ε on this page covers it.</p>'
+    spent = story.together
+    return (
+        f'<p class="note">{cost}whoever does so has spent what all {int(spent["runs"])} runs cost '
+        f"together, ε = {escape(rounded_up(spent['epsilon']))} at δ = "
+        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))}).</p>"
+    )
 
 
 def table(content: Table, caption: str, hidden: bool = False) -> str:
@@ -148,7 +238,7 @@ def table(content: Table, caption: str, hidden: bool = False) -> str:
     body = "".join(
         "<tr>"
         + f'<th scope="row">{escape(row[0])}</th>'
-        + "".join(f"<td{_short(cell)}>{escape(cell)}</td>" for cell in row[1:])
+        + "".join(f"<td{_short(cell)}>{_escaped(cell)}</td>" for cell in row[1:])
         + "</tr>"
         for row in content.rows
     )
@@ -160,9 +250,13 @@ def table(content: Table, caption: str, hidden: bool = False) -> str:
     )
 
 
+def _escaped(cell: str) -> str:
+    return cell if isinstance(cell, Markup) else escape(cell)
+
+
 def _short(cell: str) -> str:
     """A number is not broken into two lines."""
-    return ' class="short"' if len(cell) < 16 else ""
+    return ' class="short"' if len(cell) < 16 or isinstance(cell, Markup) else ""
 
 
 def privacy(story: Story) -> str:
@@ -171,6 +265,8 @@ def privacy(story: Story) -> str:
     for member in story.members:
         statements.setdefault(_statement(member.costliest), []).append(member)
     lead = f'<p class="lead">{escape(str(best(story).costliest.guarantee["sentence"]))}</p>'
+    if not any(_finite(member.costliest) for member in story.members):
+        return lead
     if len(statements) == 1:
         views = table(_views(story.members[0].costliest), "The guarantee towards each view")
         return f"{lead}{views}{next(iter(statements))}"
@@ -182,6 +278,11 @@ def privacy(story: Story) -> str:
     more = f'<p class="note">{left} more statements are in the runs\' privacy.txt.</p>'
     views = table(_views_of_all(story), "The guarantee of each run towards each view")
     return f"{lead}{views}<h3>Statements</h3>{found}{more if left > 0 else ''}"
+
+
+def _finite(run: Run) -> bool:
+    """Whether there is a view towards which it is private."""
+    return any(view["epsilon"] is not None for view in run.summary["privacy"]["views"].values())
 
 
 def _names(members: Sequence[Member]) -> str:
@@ -241,21 +342,34 @@ def _statement(run: Run) -> str:
 
 def recipes(story: Story) -> str:
     """The recipe of each algorithm as a picture."""
-    drawn: dict[str, tuple[str, str]] = {}
-    for member in story.members:
+    found: dict[str, tuple[Member, dict[str, Any]]] = {}
+    for member in ranked(story.members):
         plain = member.first.settings.get("recipe")
-        if not isinstance(plain, dict):
-            continue
-        try:
+        if isinstance(plain, dict):
             kinds = str([part.get("kind") for part in plain.values() if isinstance(part, dict)])
-            drawn.setdefault(kinds, (member.label, pictures(plain)))
-        except UserError as problem:
-            raise UserError(f"{member.first.path / 'recipe.toml'}: {problem}") from problem
-    several = len(drawn) > 1
+            found.setdefault(kinds, (member, plain))
+    chosen = list(found.values())[:MOST_PICTURES]
+    if len(chosen) == 1:
+        member, plain = chosen[0]
+        of = "" if story.alone else f"<p>Here of {escape(member.label)}.</p>"
+        return of + _picture(member, plain)
     return "".join(
-        (f"<h3>{escape(label)}</h3>" if several else "") + picture
-        for label, picture in list(drawn.values())[:MOST_PICTURES]
+        f"<h3>{escape(str(member.first.summary['algorithm']))}{_differs(i, chosen)}</h3>"
+        f"{_picture(member, plain, chosen[0][1])}"
+        for i, (member, plain) in enumerate(chosen)
     )
+
+
+def _differs(place: int, chosen: Sequence[tuple[Member, dict[str, Any]]]) -> str:
+    first = escape(str(chosen[0][0].first.summary["algorithm"]))
+    return f" <small>(shaded: unlike {first})</small>" if place else ""
+
+
+def _picture(member: Member, plain: dict[str, Any], unlike: dict[str, Any] | None = None) -> str:
+    try:
+        return pictures(plain, unlike)
+    except UserError as problem:
+        raise UserError(f"{member.first.path / 'recipe.toml'}: {problem}") from problem
 
 
 def again(story: Story) -> str:
@@ -277,9 +391,14 @@ def _again(member: Member, alone: bool) -> str:
     )
     toml = f'<div class="code"><pre tabindex="0">{escape(run.toml)}</pre></div>'
     command = f'<div class="code"><pre tabindex="0">{escape(commands)}</pre></div>'
+    if "data" not in run.settings:
+        command = (
+            '<p class="note">Started from Python: recipe.toml has everything but the data, and the '
+            "model if it was your own. Call fedveil.train with those.</p>"
+        )
     if alone:
         return (
-            f"<h3>Commands</h3>{command}<h3>recipe.toml</h3>"
+            f"<h3>How</h3>{command}<h3>recipe.toml</h3>"
             f"<details open><summary>Seed {run.seed}</summary>{toml}</details>"
         )
     return f"<details><summary>{escape(member.label)}</summary>{command}{toml}</details>"

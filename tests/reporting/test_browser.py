@@ -85,7 +85,7 @@ def test_the_slider_moves_the_dots_by_key(opened: Tab) -> None:
     for kind in ("keyDown", "keyUp"):
         tab.send("Input.dispatchKeyEvent", type=kind, key="End", code="End",
                  windowsVirtualKeyCode=35)  # fmt: skip
-    tab.until("document.querySelector('.slider output').value.startsWith('30:')")
+    tab.until("document.querySelector('.slider output').value.startsWith('Round 30:')")
     assert dots(tab) != before
     assert tab.run("document.querySelector('.slider output').value") != said
     told = tab.run("document.querySelector('.slider input').getAttribute('aria-valuetext')")
@@ -106,6 +106,47 @@ def test_the_theme_follows_the_system_and_the_switch(opened: Tab) -> None:
     assert (background(tab), ink(tab)) == dark
     tab.run("document.querySelector('input[value=system]').click()")
     assert (background(tab), ink(tab)) == light
+
+
+INK = """(() => {
+  const light = (rgb) => rgb.map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const parsed = (css) => css.match(/[0-9]+/g).slice(0, 3).map(Number);
+  const map = document.querySelector('#confusion .chart');
+  const image = map.querySelector('.heatmaplayer image');
+  const frame = image.getBoundingClientRect();
+  const picture = new Image();
+  picture.src = image.getAttribute('href') || image.getAttribute('xlink:href');
+  return picture.decode().then(() => {
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [picture.width, picture.height];
+    const pen = canvas.getContext('2d', { willReadFrequently: true });
+    pen.drawImage(picture, 0, 0);
+    return [...map.querySelectorAll('.textpoint text')].map((text) => {
+      const place = text.getBoundingClientRect();
+      const at = [(place.left + place.width / 2 - frame.left) / frame.width * picture.width,
+        (place.top + place.height / 2 - frame.top) / frame.height * picture.height];
+      const ground = light([...pen.getImageData(...at.map(Math.floor), 1, 1).data].slice(0, 3));
+      const ink = light(parsed(text.style.fill));
+      return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    });
+  });
+})()"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_numbers_in_a_heat_map_are_readable_on_their_cells(opened: Tab, scheme: str) -> None:
+    before = ink(opened)
+    opened.prefer(scheme)
+    if scheme == "dark":
+        opened.until(f"document.querySelector('.chart .xtick text').style.fill !== '{before}'")
+    opened.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 100)))")
+    found = opened.run(INK)
+    opened.prefer("light")
+    opened.until(f"document.querySelector('.chart .xtick text').style.fill === '{before}'")
+    assert len(found) >= 3
+    assert min(found) >= 4.5
 
 
 def test_it_prints(opened: Tab) -> None:
