@@ -17,6 +17,7 @@ from fedveil import __version__
 from fedveil.errors import UserError
 from fedveil.privacy.statement import rounded_up
 from fedveil.runs.directory import EVALUATION, RunDirectory, reading
+from fedveil.runs.listing import none_ended
 
 COMPARISON = "comparison.json"
 Floats = np.ndarray
@@ -137,10 +138,7 @@ def load_story(paths: Sequence[Path]) -> Story:
             found, selection = _comparison(path)
             members += found
         elif (path / "comparison.toml").is_file():
-            raise UserError(
-                f"{path} has no {COMPARISON} yet: the comparison has not ended; go on with it by "
-                "`fedveil compare`."
-            )
+            raise none_ended(path)
         else:
             loose.append(load_run(path))
     members += _grouped(loose)
@@ -234,12 +232,17 @@ def _comparison(path: Path) -> tuple[list[Member], dict[str, Any] | None]:
             (str(m["label"]), dict(m["parameters"]), list(m["runs"])) for m in found["members"]
         ]
         selection = found.get("selection")
-        if not listed or not all(runs for _, _, runs in listed):
+        if not listed and selection is None:
             raise ValueError("it names no runs")
     members = [
         Member(label, parameters, tuple(load_run(path / _inside(path, run)) for run in runs))
         for label, parameters, runs in listed
+        if runs
     ]
+    if not listed:
+        raise UserError(f"{path} selected no run, so there is nothing to report; compare anew.")
+    if not members:
+        raise none_ended(path)
     return members, selection
 
 

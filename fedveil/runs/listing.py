@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -77,6 +78,12 @@ def refuse_newer(file: Path, version: Any) -> None:
             f"{file} was written by fedveil {version}, which is newer than this {__version__}; "
             "use that version."
         )
+
+
+def none_ended(directory: Path) -> UserError:
+    """The sentence for a comparison that has no result yet."""
+    again = f"fedveil compare --resume {shlex.quote(str(directory))}"
+    return UserError(f"No run of {directory} has ended yet; go on with `{again}`.")
 
 
 def remove_run(path: Path) -> list[str]:

@@ -332,7 +332,7 @@ def _no_rounds(path: Path) -> None:
         ("half an evaluation", "evaluation.json is not what a run saved"),
         ("newer", "was made by fedveil 9.1.0, which is newer than this"),
         ("no rounds", "has played no rounds"),
-        ("half a comparison", "the comparison has not ended"),
+        ("half a comparison", "has ended yet; go on with `fedveil compare --resume"),
         ("spoilt comparison", "it names no runs"),
     ],
 )
