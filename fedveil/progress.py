@@ -153,16 +153,29 @@ def show_json(plain: object) -> None:
     print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def printable(text: str) -> str:
+    """With blanks in place of control characters, so that no text commands the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """Lines that part between words only.
+
+    >>> wrapped("see runs/dp_norm_fedavg-1/summary.json", 20)
+    ['see', 'runs/dp_norm_fedavg-1/summary.json']
+    """
+    return textwrap.wrap(text, max(room, 20), break_long_words=False, break_on_hyphens=False)
+
+
 def entry(label: str, text: str, width: int = 9) -> None:
     """A label and its text, whose further lines stand below its first one.
 
     The text is shown as it is: brackets in it are no markup, and control characters no commands.
     """
     out = console()
-    room = max(out.width - width, 20)
-    lines = ["".join(c if c.isprintable() else " " for c in text)]
-    if not plain_output():
-        lines = textwrap.wrap(lines[0], room, break_long_words=False, break_on_hyphens=False)
+    lines = [printable(text)]
+    if sys.stdout.isatty():
+        lines = wrapped(lines[0], out.width - width)
     body = ("\n" + " " * width).join(lines)
     out.print(Text.assemble((label.ljust(width), "bold"), body), soft_wrap=True)
 

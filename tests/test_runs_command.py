@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import algorithms
+from fedveil import algorithms, progress
+from fedveil.comparing import table
 from fedveil.data.federated import Federated
 from fedveil.privacy.ledger import Ledger
 from fedveil.training import train
@@ -135,3 +136,25 @@ def test_bad_input_is_one_sentence(
     refused: Refused, flags: tuple[object, ...], problem: str
 ) -> None:
     assert problem in refused("runs", *flags)
+
+
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [(140, ("algorithm", "data")), (88, ("algorithm",)), (78, ()), (44, None)],
+)
+def test_names_are_whole_however_narrow_the_terminal(
+    run: Run, some: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    columns: int, heads: tuple[str, ...] | None,
+) -> None:  # fmt: skip
+    name = "comparisons/dp_norm_fedavg-rate=0.5-s0"
+    shutil.copytree(some / "a", tmp_path / name)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for module in (progress, table):
+        monkeypatch.setattr(module, "plain_output", lambda: False)
+    lines = well(run("runs", name)).splitlines()
+    assert any(name in line.split() for line in lines)
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    told = next((line for line in lines if "rounds" in line), None)
+    assert (told is None) == (heads is None)
+    assert any("finished" in line for line in lines)
+    assert {h for h in ("algorithm", "data") if told and h in told} == set(heads or ())

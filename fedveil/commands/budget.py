@@ -87,6 +87,7 @@ def set_(
     """
     from fedveil.privacy.calibrate import Budget, sensible_delta
     from fedveil.privacy.ledger import VIEWS, Account, ledger_path, open_ledger
+    from fedveil.progress import entry as line
 
     if view not in VIEWS:
         raise unknown("view", view, VIEWS)
@@ -100,12 +101,15 @@ def set_(
     books = open_ledger(ledger_path(ledger))
     books.grant(account, view, budget, data.name, data.contents())
     if budget is None:
-        print(f"No budget stands for {data.name} ({account}) in view '{view}' any more.")
+        told = f"No budget stands for {data.name} ({account}) in view '{view}' any more."
+        line("", told, width=0)
         return
     spent = books.spent(account, view, budget.delta, budget.epsilon)
-    print(
+    line(
+        "",
         f"All runs on {data.name} ({account}) together may spend ε = {budget.epsilon:g} at "
-        f"δ = {budget.delta:g} in view '{view}'; {_amount(spent)} is spent."
+        f"δ = {budget.delta:g} in view '{view}'; {_amount(spent)} is spent.",
+        width=0,
     )
 
 
