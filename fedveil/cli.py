@@ -34,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # click does it too, and the same would be said twice
 )
 for command in COMMANDS:
     app.command()(command)

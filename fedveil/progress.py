@@ -187,13 +187,13 @@ def show_start(training: Training) -> None:
     entry(
         "",
         f"{training.recipe.name} on {training.data.name}: {training.data.clients:,} "
-        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds} rounds, "
+        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds:,} rounds, "
         f"engine {training.engine.name}",
         width=0,
     )
     left = range(training.state.round, training.rounds)
     if training.session is not None and not training.session.affordable(left):
-        room = f"{training.session.room:.0f} more rounds"
+        room = f"{training.session.room:,.0f} more rounds"
         entry("", f"The budget of these data has room for {room} only.", width=0)
 
 
@@ -201,7 +201,7 @@ def show_summary(result: Result, advice: list[str]) -> None:
     """Accuracy, the guarantee, where it is, what to try next."""
     print()
     whole = len(result.records) == result.rounds
-    ended = "" if whole else f" (stopped after {len(result.records)} of {result.rounds} rounds)"
+    ended = "" if whole else f" (stopped after {len(result.records):,} of {result.rounds:,} rounds)"
     score = f"loss {result.loss:.4g}"
     if not math.isnan(result.accuracy):
         score = f"test accuracy {result.accuracy:.2%}, {score}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.errors import UserError, unknown
+from fedveil.runs.versions import refuse_newer
 
 if TYPE_CHECKING:
     from fedveil.data.federated import Dataset, Federated
@@ -80,6 +81,7 @@ RECIPE_FLAGS = {
 def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     """A file's settings with the flags on top; a changed recipe is resolved anew."""
     plain = {} if file is None else _read_toml(file)
+    refuse_newer(file or Path(), plain.get("fedveil"))
     if "engine" in flags:
         plain.pop("engine_reason", None)
     for name in ("data", "parameters"):

@@ -115,8 +115,9 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
             return
     for row in rows:
         out.print(row["name"], markup=False, soft_wrap=True)
-        rest = [cell for head, cell in row.items() if head not in ("name", "algorithm", "data")]
-        out.print("   ", "  ".join(filter(None, rest)), markup=False, soft_wrap=True)
+        spent = row["ε"] and f"ε {row['ε']}".replace("ε not", "not")
+        rest = filter(None, (row["rounds"], row["accuracy"], spent, row["state"]))
+        out.print("   ", "  ".join(rest), markup=False, soft_wrap=True)
 
 
 def _table(rows: list[dict[str, str]], left_out: tuple[str, ...]) -> Table:

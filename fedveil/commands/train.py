@@ -127,7 +127,8 @@ def _play(
 ) -> None:
     """Play what is left; an interrupted run is saved as well and ends with 130, as Ctrl-C does."""
     from fedveil import training as work
-    from fedveil.progress import show_start, show_summary, watcher
+    from fedveil.privacy.session import RELEASED_BEFORE
+    from fedveil.progress import entry, show_start, show_summary, watcher
     from fedveil.tensorboard import logged
 
     show_start(training)
@@ -135,6 +136,9 @@ def _play(
         print("All rounds of this run are played already.")
     with _resumable(directory.path), logged(watcher(), board) as watch:
         result = work.finish(training, directory, watch)
+    if training.session is not None and training.session.differed:
+        print()
+        entry("Note", RELEASED_BEFORE, width=13)
     show_summary(result, _advice(training, directory.path, settings))
     if not training.finished:
         sys.exit(130)

@@ -119,4 +119,6 @@ def _standing(member: Member, group: Sequence[tuple[Listed, Settings]]) -> Stand
         tuple(run.accuracy for run in runs),
         tuple(run.loss for run in runs),
         epsilon=max(spent, default=None),
+        adjacency=runs[0].adjacency,
+        unit=runs[0].unit,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Clip
 from fedveil.recipe import Recipe
-from fedveil.runs.directory import RunDirectory, reading
+from fedveil.runs.directory import RunDirectory, lost, reading
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -144,9 +143,10 @@ def read(path: Path) -> Run:
     from fedveil.settings import read_settings, resolve_recipe
 
     directory = RunDirectory.open(path)
-    refuse_newer(path)
     settings = read_settings(path / "recipe.toml", {})
     rows = directory.load_metrics()
+    if not rows and (directory.rounds_played() or (path / "summary.json").is_file()):
+        raise lost(path / "metrics.parquet")
     if not rows:
         raise UserError(
             f"{path} has no rounds yet, so there is nothing to diagnose; go on with it by "
@@ -160,27 +160,6 @@ def read(path: Path) -> Run:
         path, resolve_recipe(settings), rows, load(directory, len(rows)), population, dim,
         settings.rounds,
     )  # fmt: skip
-
-
-def refuse_newer(path: Path) -> None:
-    """A run of a later version may mean other things by the same names."""
-    from fedveil import __version__
-
-    with reading(path / "recipe.toml"):
-        written = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8")).get("fedveil")
-    if isinstance(written, str) and _numbers(written) > _numbers(__version__):
-        raise UserError(
-            f"{path} was written by fedveil {written[:20]}, and this is {__version__}; "
-            "read it with that version or a later one."
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """
-    >>> _numbers("0.10.2.dev1") > _numbers("0.9")
-    True
-    """
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _size(directory: RunDirectory) -> tuple[int | None, int | None]:

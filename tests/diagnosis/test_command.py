@@ -118,7 +118,7 @@ def test_a_run_of_a_newer_version(refused: Refused, saved: Path) -> None:
     lines = file.read_text().splitlines()
     kept = [line for line in lines if not line.startswith("fedveil")]
     file.write_text("\n".join(['fedveil = "99.1"', "unheard_of = 3", *kept]))
-    assert "was written by fedveil 99.1, and this is" in refused("diagnose", saved)
+    assert "was written by fedveil 99.1, which is newer than this" in refused("diagnose", saved)
     file.write_text("\n".join(["fedveil = [", *kept]))
     assert "recipe.toml" in refused("diagnose", saved)
 
