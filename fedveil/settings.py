@@ -374,8 +374,10 @@ def _sentence(problem: ValidationError, file: Path | None) -> UserError:
     first = problem.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        group = DataSettings if first["loc"][0] == "data" else Settings
-        return unknown(f"setting in {file or 'the flags'} named", where, group.model_fields)
+        of_data = first["loc"][0] == "data"
+        what = f"setting{' of the data' if of_data else ''} in {file or 'the flags'} named"
+        group = DataSettings if of_data else Settings
+        return unknown(what, str(first["loc"][-1]), group.model_fields)
     plain = isinstance(first["input"], str | int | float)  # what is nested may be so too deeply
     given = str(first["input"])[:40] if plain else "…"
     return UserError(

@@ -112,6 +112,8 @@ def compare(
         if settings or asked or named or grid or out is not None or select_privately:
             raise UserError("Runs that were played are compared as they are; leave settings out.")
         _told(wanted, as_json)
+    elif not (wanted or named or grid or settings):
+        raise UserError("There is nothing to compare; name --algorithms, settings files or runs.")
     else:
         comparison = _planned(wanted, named, settings, grid or [], seeds)
         if select_privately:

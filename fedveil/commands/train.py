@@ -67,6 +67,7 @@ def train(
     )  # fmt: skip
     if tensorboard is not None:
         refuse_absent()
+    flags.refuse_no_settings(config)
     if resume is None:
         _train_anew(read_settings(config, asked), out, ledger, tensorboard)
     elif asked or config is not None or out is not None:

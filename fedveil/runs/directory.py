@@ -61,6 +61,8 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """The directory of an earlier run."""
+        if not path.exists():
+            raise UserError(f"There is no directory {path}; name a run's directory.")
         if not (path / "recipe.toml").is_file():
             raise UserError(f"{path} is not a run: it has no recipe.toml; name a run's directory.")
         return cls(path)
