@@ -196,7 +196,7 @@ def notes(
     if cost is None:
         return [*lines, ("Privacy", _unknown(comparison))]
     lines += [("Together", _together(cost)), ("Choosing", _choosing(measure))]
-    return [*lines, ("Note", RELEASED_BEFORE)] if cost["released_twice"] else lines
+    return [*lines, ("Note", RELEASED_BEFORE)] if cost.get("released_twice") else lines
 
 
 def _named(s: Standing) -> str:

@@ -145,8 +145,9 @@ def read(path: Path) -> Run:
     directory = RunDirectory.open(path)
     settings = read_settings(path / "recipe.toml", {})
     rows = directory.load_metrics()
-    if not rows and (directory.rounds_played() or (path / "summary.json").is_file()):
-        raise lost(path / "metrics.parquet")
+    metrics, ended = path / "metrics.parquet", (path / "summary.json").is_file()
+    if not metrics.is_file() and (ended or directory.rounds_played()):
+        raise lost(metrics)
     if not rows:
         raise UserError(
             f"{path} has no rounds yet, so there is nothing to diagnose; go on with it by "

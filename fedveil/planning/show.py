@@ -132,7 +132,7 @@ def computing(plan: Plan) -> str:
 def moving(plan: Plan) -> Table:
     """Signal to noise, of a round and of the run, as one thing is changed."""
     table = Table(box=None, padding=(0, 3, 0, 0))
-    table.add_column("signal to noise: a round (the run)")
+    table.add_column("signal to noise:\na round (the run)")
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")
     for name, row in moves(plan.case).items():
