@@ -22,7 +22,6 @@ from fedveil.privacy.ledger import (
     VIEWS,
     Account,
     Facts,
-    Granted,
     Ledger,
     ledger_path,
     open_ledger,
@@ -133,7 +132,7 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
     if kin is not None:
         raise UserError(
             f"A budget stands for these data ('{kin.data}'), and {what} would be counted nowhere; "
-            "do it with other data, or end the budget (`fedveil budget set --lift`)."
+            f"do it with other data, or end the budget: `{kin.lifting}`."
         )
 
 
@@ -199,18 +198,30 @@ def refuse_other_split(ledger: Ledger, account: Account, data: Federated) -> Non
     if kin is not None:
         raise UserError(
             f"A budget stands for these examples ('{kin.data}'), but for another unit or another "
-            "split over clients; train on the data as they were, or set a budget for this way too "
-            "(`fedveil budget set`)."
+            "split over clients; train on the data as they were, set a budget for this way too "
+            f"(`fedveil budget set` with its settings file), or end that one: `{kin.lifting}`."
         )
 
 
-def _kin(ledger: Ledger, data: Federated) -> Granted | None:
+@dataclass(frozen=True)
+class _Kin:
+    """A budget for the same examples in another way, and the command that ends it."""
+
+    data: str
+    lifting: str
+
+
+def _kin(ledger: Ledger, data: Federated) -> _Kin | None:
     """A budget that stands for the same examples, however they are split."""
-    standing = [g for views in ledger.granted.values() for g in views.values()]
-    if not standing:
+    if not any(ledger.granted.values()):
         return None
     contents = data.contents()
-    return next((g for g in standing if g.contents == contents), None)
+    for account, views in ledger.granted.items():
+        for view, granted in views.items():
+            if granted.contents == contents:
+                lifting = f"fedveil budget set {account} --view {view} --lift"
+                return _Kin(granted.data, lifting)
+    return None
 
 
 def _fixed(training: Training) -> tuple[Any, ...]:

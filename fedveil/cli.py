@@ -34,6 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    suggest_commands=False,  # click does it too, and the same would be said twice
 )
 for command in COMMANDS:
     app.command()(command)
@@ -64,9 +65,20 @@ def _main() -> None:
             app()
     except UserError as problem:
         if tells(problem):
-            sentence = "".join(c if c.isprintable() else " " for c in str(problem))
-            print(f"fedveil: {sentence}", file=sys.stderr)
+            _complain(f"fedveil: {problem}")
         sys.exit(1 if isinstance(problem, LostError) else 2)
+
+
+def _complain(sentence: str) -> None:
+    """On one line; on a terminal on several, which part between words."""
+    from rich.console import Console
+
+    from fedveil.progress import printable, wrapped
+
+    lines = [printable(sentence)]
+    if sys.stderr.isatty():
+        lines = wrapped(lines[0], Console(stderr=True).width)
+    print(*lines, sep="\n", file=sys.stderr)
 
 
 @app.callback(invoke_without_command=True)

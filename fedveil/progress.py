@@ -153,16 +153,29 @@ def show_json(plain: object) -> None:
     print(json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False))
 
 
+def printable(text: str) -> str:
+    """With blanks in place of control characters, so that no text commands the terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """Lines that part between words only.
+
+    >>> wrapped("see runs/dp_norm_fedavg-1/summary.json", 20)
+    ['see', 'runs/dp_norm_fedavg-1/summary.json']
+    """
+    return textwrap.wrap(text, max(room, 20), break_long_words=False, break_on_hyphens=False)
+
+
 def entry(label: str, text: str, width: int = 9) -> None:
     """A label and its text, whose further lines stand below its first one.
 
     The text is shown as it is: brackets in it are no markup, and control characters no commands.
     """
     out = console()
-    room = max(out.width - width, 20)
-    lines = ["".join(c if c.isprintable() else " " for c in text)]
-    if not plain_output():
-        lines = textwrap.wrap(lines[0], room, break_long_words=False, break_on_hyphens=False)
+    lines = [printable(text)]
+    if sys.stdout.isatty():
+        lines = wrapped(lines[0], out.width - width)
     body = ("\n" + " " * width).join(lines)
     out.print(Text.assemble((label.ljust(width), "bold"), body), soft_wrap=True)
 
@@ -174,13 +187,13 @@ def show_start(training: Training) -> None:
     entry(
         "",
         f"{training.recipe.name} on {training.data.name}: {training.data.clients:,} "
-        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds} rounds, "
+        f"{training.data.unit}s, {training.task.dim:,} parameters, {training.rounds:,} rounds, "
         f"engine {training.engine.name}",
         width=0,
     )
     left = range(training.state.round, training.rounds)
     if training.session is not None and not training.session.affordable(left):
-        room = f"{training.session.room:.0f} more rounds"
+        room = f"{training.session.room:,.0f} more rounds"
         entry("", f"The budget of these data has room for {room} only.", width=0)
 
 
@@ -188,7 +201,7 @@ def show_summary(result: Result, advice: list[str]) -> None:
     """Accuracy, the guarantee, where it is, what to try next."""
     print()
     whole = len(result.records) == result.rounds
-    ended = "" if whole else f" (stopped after {len(result.records)} of {result.rounds} rounds)"
+    ended = "" if whole else f" (stopped after {len(result.records):,} of {result.rounds:,} rounds)"
     score = f"loss {result.loss:.4g}"
     if not math.isnan(result.accuracy):
         score = f"test accuracy {result.accuracy:.2%}, {score}"

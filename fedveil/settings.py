@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedveil.errors import UserError, unknown
+from fedveil.runs.versions import refuse_newer
 
 if TYPE_CHECKING:
     from fedveil.data.federated import Dataset, Federated
@@ -80,6 +81,7 @@ RECIPE_FLAGS = {
 def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     """A file's settings with the flags on top; a changed recipe is resolved anew."""
     plain = {} if file is None else _read_toml(file)
+    refuse_newer(file or Path(), plain.get("fedveil"))
     if "engine" in flags:
         plain.pop("engine_reason", None)
     for name in ("data", "parameters"):
@@ -376,8 +378,10 @@ def _sentence(problem: ValidationError, file: Path | None) -> UserError:
     first = problem.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        group = DataSettings if first["loc"][0] == "data" else Settings
-        return unknown(f"setting in {file or 'the flags'} named", where, group.model_fields)
+        of_data = first["loc"][0] == "data"
+        what = f"setting{' of the data' if of_data else ''} in {file or 'the flags'} named"
+        group = DataSettings if of_data else Settings
+        return unknown(what, str(first["loc"][-1]), group.model_fields)
     plain = isinstance(first["input"], str | int | float)  # what is nested may be so too deeply
     given = str(first["input"])[:40] if plain else "…"
     return UserError(

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedveil import progress
+from fedveil import cli, progress
 from fedveil.data.federated import Federated
 from fedveil.privacy.calibrate import Budget
 from fedveil.progress import LiveLine, PlainLines, entry, quality, show_summary, spending, watcher
@@ -169,3 +169,32 @@ def test_waiting_shows_on_a_terminal_only(terminal: Open, monkeypatch: pytest.Mo
     with progress.waiting("Loading"):
         pass
     assert elsewhere.getvalue() == ""
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "CI"])
+def test_a_terminal_without_colour_parts_lines_between_words_too(
+    terminal: Open, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    screen = terminal()
+    monkeypatch.setenv(variable, "1")
+    entry("", "seventeen letters " * 10, width=0)
+    lines = screen.getvalue().splitlines()
+    assert all(len(line) <= 60 for line in lines)
+    assert all(set(line.split()) <= {"seventeen", "letters"} for line in lines)
+
+
+def test_an_error_parts_between_words_on_a_terminal_and_is_one_line_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, terminal: Open
+) -> None:
+    terminal()
+    screen, pipe = Terminal(), io.StringIO()
+    for sink in (screen, pipe):
+        monkeypatch.setattr(sys, "stderr", sink)
+        monkeypatch.setattr(sys, "argv", ["fedveil", "train", "--algorithm", "nothing"])
+        with pytest.raises(SystemExit):
+            cli.main()
+    assert pipe.getvalue().count("\n") == 1
+    lines = screen.getvalue().splitlines()
+    assert len(lines) > 2
+    assert all(len(line) <= 60 for line in lines)
+    assert " ".join(lines) == pipe.getvalue().rstrip()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import algorithms
+from fedveil import algorithms, progress
+from fedveil.comparing import table
 from fedveil.data.federated import Federated
 from fedveil.privacy.ledger import Ledger
 from fedveil.training import train
@@ -135,3 +136,59 @@ def test_bad_input_is_one_sentence(
     refused: Refused, flags: tuple[object, ...], problem: str
 ) -> None:
     assert problem in refused("runs", *flags)
+
+
+@pytest.mark.parametrize(
+    ("columns", "heads"),
+    [(140, ("algorithm", "data")), (95, ("algorithm",)), (83, ()), (44, None)],
+)
+def test_names_are_whole_however_narrow_the_terminal(
+    run: Run, some: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    columns: int, heads: tuple[str, ...] | None,
+) -> None:  # fmt: skip
+    name = "comparisons/dp_norm_fedavg-rate=0.5-s0"
+    shutil.copytree(some / "a", tmp_path / name)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for module in (progress, table):
+        monkeypatch.setattr(module, "plain_output", lambda: False)
+    lines = well(run("runs", name)).splitlines()
+    assert any(name in line.split() for line in lines)
+    assert all(len(line.rstrip()) <= columns for line in lines)
+    told = next((line for line in lines if "rounds" in line), None)
+    assert (told is None) == (heads is None)
+    assert any("finished" in line for line in lines)
+    assert {h for h in ("algorithm", "data") if told and h in told} == set(heads or ())
+
+
+@pytest.mark.parametrize("name", ["metrics.parquet", "model.safetensors"])
+@pytest.mark.parametrize("left", [None, 60])
+def test_a_run_that_lost_something_is_broken(
+    run: Run, refused: Refused, runs: Path, name: str, left: int | None
+) -> None:
+    file = runs / "a" / name
+    if left is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:left])
+    assert "a" in names(run, "--state", "broken")
+    if name == "metrics.parquet" and left is None:
+        assert refused("diagnose", "runs/a") == refused("report", "runs/a")
+        assert "some of the run was not written or was lost" in refused("diagnose", "runs/a")
+
+
+@pytest.mark.parametrize("name", ["recipe.toml", "summary.json"])
+def test_a_run_of_a_newer_version_is_refused_everywhere_in_one_way(
+    run: Run, refused: Refused, runs: Path, name: str
+) -> None:
+    file = runs / "a" / name
+    changed = re.sub(r'("?fedveil"? ?[=:] )"[^"]+"', r'\1"9.8.7"', file.read_text())
+    assert "9.8.7" in changed
+    file.write_text(changed)
+    said = {refused(*c) for c in (("privacy", "runs/a"), ("diagnose", "runs/a"))}
+    said |= {refused("report", "runs/a"), refused("compare", "runs/a", "runs/b")}
+    if name == "recipe.toml":
+        said |= {refused("train", "--resume", "runs/a"), refused("train", "runs/a/recipe.toml")}
+        said |= {refused("compare", "runs/a/recipe.toml"), refused("audit", "runs/a")}
+        said |= {refused("budget", "set", "runs/a", "--epsilon", 3)}
+    (one,) = said
+    assert f"{name} was written by fedveil 9.8.7, which is newer than this" in one

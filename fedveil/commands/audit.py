@@ -133,6 +133,11 @@ def _imported(name: str) -> ModuleType:
         return module
     except Exception as problem:  # it is somebody else's code
         why = str(problem).partition("\n")[0]
+        if isinstance(problem, ModuleNotFoundError) and problem.name == "flwr":
+            raise UserError(
+                f"The adapter '{name}' needs flwr, which is not here; install it by "
+                "`pip install 'fedveil[deploy]'`."
+            ) from problem
         raise UserError(
             f"Importing the adapter '{name}' failed with {type(problem).__name__}: {why}; correct "
             "its name or that module."

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from fedveil.privacy.chain import Entry
     from fedveil.privacy.ledger import Account, Books, Ledger
     from fedveil.privacy.verify import Verdict
+    from fedveil.recipe import View
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, suggest_commands=False)
 Target = Annotated[
     str | None,
     typer.Argument(help="A run's directory, a settings file, or a data set's name or fingerprint."),
@@ -70,7 +71,12 @@ def show(
 
 @app.command("set")
 def set_(
-    target: Annotated[str, typer.Argument(help="A run's directory or a settings file.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="A run's directory or a settings file; with --lift also as `show` names data."
+        ),
+    ],
     epsilon: Annotated[float | None, typer.Option(help="What all runs together may spend.")] = None,
     delta: Annotated[
         float | None, typer.Option(help="The δ that goes with it; 1e-5 or less if not said.")
@@ -87,11 +93,15 @@ def set_(
     """
     from fedveil.privacy.calibrate import Budget, sensible_delta
     from fedveil.privacy.ledger import VIEWS, Account, ledger_path, open_ledger
+    from fedveil.progress import entry as line
 
     if view not in VIEWS:
         raise unknown("view", view, VIEWS)
     if lift == (epsilon is not None):
         raise UserError("Give --epsilon for a new budget, or --lift to end the one that stands.")
+    if lift and not Path(target).exists():
+        _lift_named(target, view, ledger)
+        return
     data = _data_of(Path(target))
     account = Account(data.fingerprint(), data.unit)
     budget = None
@@ -100,13 +110,40 @@ def set_(
     books = open_ledger(ledger_path(ledger))
     books.grant(account, view, budget, data.name, data.contents())
     if budget is None:
-        print(f"No budget stands for {data.name} ({account}) in view '{view}' any more.")
+        _tell_lifted(data.name, account, view)
         return
     spent = books.spent(account, view, budget.delta, budget.epsilon)
-    print(
+    line(
+        "",
         f"All runs on {data.name} ({account}) together may spend ε = {budget.epsilon:g} at "
-        f"δ = {budget.delta:g} in view '{view}'; {_amount(spent)} is spent."
+        f"δ = {budget.delta:g} in view '{view}'; {_amount(spent)} is spent.",
+        width=0,
     )
+
+
+def _lift_named(target: str, view: View, ledger: Path | None) -> None:
+    """End the budget of the data that `show` lists under a name or a fingerprint."""
+    books = _existing(ledger)
+    standing = [
+        (account, granted)
+        for account in _chosen(books, target)
+        if books is not None and (granted := books.granted.get(account, {}).get(view)) is not None
+    ]
+    if books is None or len(standing) != 1:
+        raise UserError(
+            f"{len(standing)} budgets stand for '{target}' in view '{view}'; name one as "
+            "`fedveil budget show` does, by the start of its fingerprint."
+        )
+    account, granted = standing[0]
+    books.grant(account, view, None, granted.data, granted.contents)
+    _tell_lifted(granted.data, account, view)
+
+
+def _tell_lifted(data: str, account: Account, view: View) -> None:
+    from fedveil.progress import entry
+
+    told = f"No budget stands for {data} ({account}) in view '{view}' any more."
+    entry("", told, width=0)
 
 
 @app.command()

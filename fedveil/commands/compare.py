@@ -112,6 +112,8 @@ def compare(
         if settings or asked or named or grid or out is not None or select_privately:
             raise UserError("Runs that were played are compared as they are; leave settings out.")
         _told(wanted, as_json)
+    elif not (wanted or named or grid or settings):
+        raise UserError("There is nothing to compare; name --algorithms, settings files or runs.")
     else:
         comparison = _planned(wanted, named, settings, grid or [], seeds)
         if select_privately:
@@ -224,9 +226,9 @@ def _play(
         return
     with _silent(as_json):
         pool = play(comparison, directory, jobs, ledger, cut)
-    tell(comparison, directory, as_json)
+    ended = tell(comparison, directory, as_json)
     if not as_json:
-        _advise(directory, pool.problems, pool.stopped)
+        _advise(directory, pool.problems, pool.stopped, ended)
     if pool.stopped:
         sys.exit(130)
     if pool.problems:
@@ -274,16 +276,18 @@ def _silent(as_json: bool) -> Any:
         yield
 
 
-def _advise(directory: Path, problems: dict[str, str], stopped: bool) -> None:
+def _advise(directory: Path, problems: dict[str, str], stopped: bool, ended: bool) -> None:
     from fedveil.progress import entry
 
     for name, problem in problems.items():
         if problem != "stopped":
             entry("Not ended", f"{name}: {problem}", width=13)
     entry("Saved", f"{directory}", width=13)
-    lines = [f"fedveil report {shlex.quote(str(directory))}   the comparison as a page"]
+    lines = []
     if problems or stopped:
-        lines.insert(0, f"{_again(directory)}   goes on where it stopped")
+        lines.append(f"{_again(directory)}   goes on where it stopped")
+    if ended:
+        lines.append(f"fedveil report {shlex.quote(str(directory))}   the comparison as a page")
     for index, line in enumerate(lines):
         entry("" if index else "Next", line, width=13)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,6 +56,27 @@ Ledger = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, and nothing else.")]
 
 OF_DATA = ("dataset", "path", "client", "label", "partition", "clients")
+
+
+def refuse_no_settings(config: Path | None) -> None:
+    """Where a settings file belongs, a run or a table is told its flag."""
+    from fedveil.settings import TABLES
+
+    if config is None:
+        return
+    here = shlex.quote(str(config))
+    if (config / "recipe.toml").is_file():
+        raise UserError(
+            f"{config} is a run's directory; go on with it by `fedveil train --resume {here}`, or "
+            f"take its settings: {here}/recipe.toml."
+        )
+    if config.suffix.lower() in TABLES:
+        raise UserError(
+            f"{config} is a table, not a file of settings; give it as --path {here} with --client "
+            "and --label, its columns."
+        )
+    if config.is_dir():
+        raise UserError(f"{config} is a directory; name a TOML file, or data with --path {here}.")
 
 
 def gathered(

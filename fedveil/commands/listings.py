@@ -7,19 +7,27 @@ from typing import Annotated
 
 import typer
 
+from fedveil.commands import flags
+from fedveil.errors import UserError
+
 
 def datasets(
-    path: Annotated[Path | None, typer.Argument(help="A directory of saved data.")] = None,
+    path: Annotated[
+        Path | None, typer.Argument(help="A table, or a directory made by save_federated.")
+    ] = None,
+    client: flags.ClientColumn = None,
+    label: flags.LabelColumn = None,
 ) -> None:
     """List the data sets by name, and whether they are here.
 
-    With a PATH to saved data, check and describe those.
+    With the PATH of a table, or of a directory that fedveil.save_federated made, check and
+    describe those; a table needs --client and --label, as for train.
     """
     from fedveil.data.catalog import CATALOG
     from fedveil.progress import entry
 
     if path is not None:
-        _describe(path)
+        _describe(path, client, label)
         return
     for known in CATALOG.values():
         here = "here" if known.here() else "not here"
@@ -53,10 +61,23 @@ def algorithms(name: Annotated[str | None, typer.Argument(help="One of them.")] 
             entry("", line, width=4)
 
 
-def _describe(path: Path) -> None:
-    """Read all of a saved directory, and count its clients and classes."""
+def _describe(path: Path, client: str | None, label: str | None) -> None:
+    """Read all of a table or of a saved directory, and count its clients and classes."""
     from fedveil.data.describe import describe
     from fedveil.data.saved import open_federated, verify_federated
+    from fedveil.progress import entry
+    from fedveil.settings import TABLES, DataSettings, load_data
 
+    if path.suffix.lower() in TABLES:
+        data = load_data(DataSettings(path=path, client=client, label=label))
+        for note in data.notes:
+            entry("", note, width=0)
+        print(describe(data))
+        return
+    if path.exists() and not path.is_dir():
+        raise UserError(
+            f"{path} is neither a table ({', '.join(TABLES)}) nor a directory made by "
+            "fedveil.save_federated; name one."
+        )
     verify_federated(path)
     print(f"{describe(open_federated(path))}\nEverything in {path} is as it was saved.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -80,6 +81,7 @@ def plan(
         clients=clients, algorithm=algorithm, model=model, rounds=rounds, epsilon=epsilon,
         delta=delta, view=view,
     )  # fmt: skip
+    flags.refuse_no_settings(config)
     drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)
     if drawn:
         asked["parameters"] = asked.get("parameters", {}) | drawn
@@ -94,14 +96,24 @@ def plan(
         theory or bool(constants),
         constants,
     )
-    with waiting("Settling the noise …"):
+    with waiting("Settling the noise …") as sign:
         made = planning.make(settings, question)
         sweeps = _sweeps(made, sweep or [])
-        found = planning.swept(made.case, sweeps) if sweeps else []
+        found = planning.swept(made.case, sweeps, _counting(sign)) if sweeps else []
     if as_json:
         show_json(_plain(made, sweeps, found))
         return
     _show(made, sweeps, found)
+
+
+def _counting(sign: Any) -> Callable[[int, int], None]:
+    """Say on a moving sign, where there is one, how far a sweep has come."""
+
+    def begin(number: int, of: int) -> None:
+        if sign is not None:
+            sign.update(f"Settling the noise … {number} of {of}")
+
+    return begin
 
 
 def _show(made: Any, sweeps: list[Any], found: list[list[Any]]) -> None:

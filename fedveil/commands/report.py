@@ -22,6 +22,7 @@ def report(
 
     It needs no network, and holds private data as the runs do.
     """
+    from fedveil.progress import entry
     from fedveil.reporting.load import load_story
     from fedveil.reporting.page import page
 
@@ -29,7 +30,8 @@ def report(
     _refuse_taken(place)
     text = page(load_story(runs))
     write(place, text)
-    print(f"{place}   {len(text.encode()) / 1e6:.1f} MB; it holds private data, as the run does")
+    size = f"{len(text.encode()) / 1e6:.1f} MB"
+    entry("", f"{place}   {size}; it holds private data, as the run does", width=0)
     if open_:
         import webbrowser
 

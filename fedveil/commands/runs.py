@@ -11,6 +11,8 @@ from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedveil.runs.listing import Listed
 
 PLACES = (Path("runs"), Path("comparisons"))
@@ -71,30 +73,66 @@ def runs(
 
 
 def _show(chosen: list[Listed], found: int) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from fedveil.comparing.table import wide
     from fedveil.progress import entry
 
     if not chosen:
         said = "No runs are here." if not found else f"None of the {found} runs here is like that."
         print(said)
         return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("name", "algorithm", "data"):
-        table.add_column(name, overflow="fold")
-    for name in ("rounds", "accuracy", "ε"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    for run in chosen:
-        cells = (str(run.path), run.algorithm, run.data, *_numbers(run), run.state)
-        table.add_row(*(Text("".join(c if c.isprintable() else " " for c in t)) for t in cells))
-    wide().print(table)
+    _print_rows([_row(run) for run in chosen])
     for run in chosen:
         if run.problem:
             entry("Broken", run.problem, width=13)
+
+
+def _row(run: Listed) -> dict[str, str]:
+    """A run's cells by the heads of their columns."""
+    from fedveil.progress import printable
+
+    rounds, score, spent = _numbers(run)
+    cells = {"name": str(run.path), "algorithm": run.algorithm, "data": run.data, "rounds": rounds}
+    cells |= {"accuracy": score, "ε": spent, "state": run.state}
+    return {head: printable(cell) for head, cell in cells.items()}
+
+
+def _print_rows(rows: list[dict[str, str]]) -> None:
+    """The widest table that fits; where none does, a name has a line of its own.
+
+    Names are never folded, for they are there to be copied.
+    """
+    from rich.measure import Measurement
+
+    from fedveil.comparing.table import wide
+    from fedveil.progress import plain_output
+
+    out = wide()
+    for left_out in ((), ("data",), ("data", "algorithm")):
+        table = _table(rows, left_out)
+        needed = Measurement.get(out, out.options.update(width=10_000), table).maximum
+        if plain_output() or needed <= out.width:
+            out.width = max(out.width, needed)
+            out.print(table)
+            return
+    for row in rows:
+        out.print(row["name"], markup=False, soft_wrap=True)
+        spent = row["ε"] and f"ε {row['ε']}".replace("ε not", "not")
+        rest = filter(None, (row["rounds"], row["accuracy"], spent, row["state"]))
+        out.print("   ", "  ".join(rest), markup=False, soft_wrap=True)
+
+
+def _table(rows: list[dict[str, str]], left_out: tuple[str, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    heads = [head for head in rows[0] if head not in left_out]
+    for head in heads:
+        number = head in ("rounds", "accuracy", "ε")
+        table.add_column(head, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(row[head]) for head in heads))
+    return table
 
 
 def _numbers(run: Listed) -> tuple[str, str, str]:
@@ -114,6 +152,7 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
 
 def _remove(chosen: list[Listed], yes: bool) -> None:
     """Ask, then delete one after the other; what was spent stays spent."""
+    from fedveil.progress import entry
     from fedveil.runs.listing import remove_run
 
     count = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
@@ -128,8 +167,9 @@ def _remove(chosen: list[Listed], yes: bool) -> None:
             problems.append(str(problem))
             continue
         kept = f"; left in place, for they are not a run's: {', '.join(left)}" if left else ""
-        print(f"Deleted {run.path}{kept}.")
+        entry("", f"Deleted {run.path}{kept}.", width=0)
     if any(run.private for run in chosen):
-        print("What these runs have spent stays spent: the ledger keeps it, and no ε comes back.")
+        told = "What these runs have spent stays spent: the ledger keeps it, and no ε comes back."
+        entry("", told, width=0)
     if problems:
         raise UserError(problems[0])

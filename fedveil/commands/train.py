@@ -67,6 +67,7 @@ def train(
     )  # fmt: skip
     if tensorboard is not None:
         refuse_absent()
+    flags.refuse_no_settings(config)
     if resume is None:
         _train_anew(read_settings(config, asked), out, ledger, tensorboard)
     elif asked or config is not None or out is not None:
@@ -127,7 +128,8 @@ def _play(
 ) -> None:
     """Play what is left; an interrupted run is saved as well and ends with 130, as Ctrl-C does."""
     from fedveil import training as work
-    from fedveil.progress import show_start, show_summary, watcher
+    from fedveil.privacy.session import RELEASED_BEFORE
+    from fedveil.progress import entry, show_start, show_summary, watcher
     from fedveil.tensorboard import logged
 
     show_start(training)
@@ -135,6 +137,9 @@ def _play(
         print("All rounds of this run are played already.")
     with _resumable(directory.path), logged(watcher(), board) as watch:
         result = work.finish(training, directory, watch)
+    if training.session is not None and training.session.differed:
+        print()
+        entry("Note", RELEASED_BEFORE, width=13)
     show_summary(result, _advice(training, directory.path, settings))
     if not training.finished:
         sys.exit(130)

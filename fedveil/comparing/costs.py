@@ -31,6 +31,7 @@ class Room:
 
 def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     """The room there is; a comparison that would be cut is refused unless that is asked for."""
+    from fedveil.charging import refuse_other_split
     from fedveil.privacy.chain import Chain
     from fedveil.privacy.ledger import Ledger
 
@@ -40,7 +41,9 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
         return Room(len(runs), False)
     try:
         trainings = _prepared(comparison, where)
-        budgets = ledger.budgets(_account(trainings[0]))
+        account = _account(trainings[0])
+        refuse_other_split(ledger, account, trainings[0].data)
+        budgets = ledger.budgets(account)
         if not budgets:
             return Room(len(runs), False)
         fit = min(_fitting(ledger, trainings, view) for view in budgets)
@@ -146,6 +149,9 @@ def together_of(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
         "unrecorded": drawn.unrecorded,
         "account": _finite(together.epsilon(every, delta)),
         "others": len(every) - len(mine),
+        "released_twice": any(
+            len(found) > 1 for key in drawn.mine for found in drawn.streams[key].digests.values()
+        ),
     }
 
 

@@ -6,18 +6,32 @@ import inspect
 import itertools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedveil.errors import UserError, unknown
 from fedveil.runs.directory import reading
-from fedveil.runs.listing import refuse_newer
+from fedveil.runs.versions import refuse_newer
 from fedveil.settings import Settings, read_settings, refuse_unnamed_data, resolve_recipe
 
 FILE = "comparison.toml"
 VARIABLE = ("rounds", "model", "engine", "epsilon", "delta", "view")  # settings beside parameters
+SYMBOLS = {  # what papers call parameters (docs/notation.md), and what these are called here
+    **dict.fromkeys(("K", "E", "Q", "T"), ("steps",)),
+    **dict.fromkeys(("eta", "η", "eta_l", "eta_k", "gamma", "γ", "lr"), ("learning_rate",)),
+    **dict.fromkeys(("C", "c"), ("clip", "scale")),
+    "clip": ("scale",),
+    "scale": ("clip",),
+    **dict.fromkeys(("q", "p"), ("rate",)),
+    **dict.fromkeys(("r", "P", "B"), ("clients",)),
+    **dict.fromkeys(("eta_g", "beta_k"), ("server_rate",)),
+    "s": ("levels",),
+    "α": ("alpha",),
+    "β": ("beta",),
+    **dict.fromkeys(("z", "σ", "sigma"), ("noise_multiplier",)),
+}
 MOST_RUNS = 10_000
 
 
@@ -132,6 +146,13 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
 
 def refuse_unequal(members: Sequence[Member]) -> None:
     """An accuracy is compared at equal data, unit, budget and view, or not at all."""
+    recipes = [resolve_recipe(member.settings) for member in members]
+    bare = [m.label for m, recipe in zip(members, recipes, strict=True) if not recipe.private]
+    if bare and len(bare) < len(members):
+        raise UserError(
+            f"{bare[0]} is not private, so it has no ε to compare at; train it alone and put both "
+            "on one page: `fedveil report COMPARISON RUN`."
+        )
     first = _terms(members[0])
     for member in members[1:]:
         for what, value in _terms(member).items():
@@ -235,9 +256,20 @@ def _varied(base: Settings, point: Mapping[str, Any]) -> Settings:
         elif name in VARIABLE:
             plain[name] = value
         else:
+            _refuse_symbol(base.algorithm, name, known)
             raise unknown(f"parameter of {base.algorithm} to vary named", name, [*known, *VARIABLE])
     plain.pop("recipe", None)  # made anew, from the algorithm and its parameters
     return read_settings(None, plain)
+
+
+def _refuse_symbol(algorithm: str, name: str, known: Iterable[str]) -> None:
+    """A paper's letter for a parameter, or another algorithm's word for it, is told its name."""
+    meant = [word for word in SYMBOLS.get(name, ()) if word in known]
+    if meant:
+        raise UserError(
+            f"There is no parameter of {algorithm} named '{name}'; here it is called "
+            f"'{meant[0]}': --grid {meant[0]}=…."
+        )
 
 
 def _label(name: str, point: Mapping[str, Any]) -> str:

@@ -33,6 +33,8 @@ class Standing:
     mean: float | None = None
     standard_error: float | None = None
     epsilon: float | None = None  # the largest of its runs
+    adjacency: str = ""  # the neighbours that ε is about
+    unit: str = ""
     best: bool = False
     p: float | None = None  # against the best, corrected
     significant: bool | None = None
@@ -167,6 +169,8 @@ def _gathered(member: Member, seeds: Sequence[int], directory: Path) -> Standing
         tuple(run.accuracy for _, run in finished),
         tuple(run.loss for _, run in finished),
         epsilon=max(spent, default=None),
+        adjacency=finished[0][1].adjacency if finished else "",
+        unit=finished[0][1].unit if finished else "",
     )
 
 

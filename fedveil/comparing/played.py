@@ -13,7 +13,7 @@ from fedveil.comparing.costs import refuse_apart, together_of
 from fedveil.comparing.members import Comparison, Member, read_comparison, refuse_unequal
 from fedveil.comparing.outcome import Measure, Standing
 from fedveil.errors import UserError
-from fedveil.runs.listing import Listed, find_runs, listed
+from fedveil.runs.listing import Listed, find_runs, listed, none_ended
 from fedveil.settings import Settings, read_settings, resolve_recipe
 
 Compared = tuple[Comparison, list[Standing], Measure, dict[str, Any] | None]
@@ -53,6 +53,8 @@ def _as_it_stands(directory: Path) -> Compared:
             f"`fedveil report {directory}`, or go on with `fedveil compare --resume {directory}`."
         )
     found, measure = outcome.standings(comparison, directory)
+    if not any(standing.runs for standing in found):
+        raise none_ended(directory)
     view = resolve_recipe(comparison.members[0].settings).view
     return comparison, found, measure, together_of(comparison.paths(directory), view)
 
@@ -117,4 +119,6 @@ def _standing(member: Member, group: Sequence[tuple[Listed, Settings]]) -> Stand
         tuple(run.accuracy for run in runs),
         tuple(run.loss for run in runs),
         epsilon=max(spent, default=None),
+        adjacency=runs[0].adjacency,
+        unit=runs[0].unit,
     )

@@ -37,13 +37,17 @@ def play(
     return pool
 
 
-def tell(comparison: Comparison, directory: Path, as_json: bool) -> None:
-    """What there is so far: comparison.json, and the table or the JSON on standard output."""
+def tell(comparison: Comparison, directory: Path, as_json: bool) -> bool:
+    """What there is so far: comparison.json, and the table or the JSON on standard output.
+
+    Gives whether any run has ended.
+    """
     found, measure = outcome.standings(comparison, directory)
     view = resolve_recipe(comparison.members[0].settings).view
     cost = together_of(comparison.paths(directory), view)
     outcome.save(directory, outcome.plain(comparison, found, measure, cost))
     say(comparison, found, measure, cost, as_json)
+    return any(standing.runs for standing in found)
 
 
 def say(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedveil.comparing.outcome import LEVEL, Measure, Standing
 from fedveil.comparing.pool import Task
+from fedveil.privacy.session import RELEASED_BEFORE
 from fedveil.privacy.statement import rounded_up
 from fedveil.progress import console, entry, plain_output
 
@@ -191,10 +192,11 @@ def notes(
     cost: Mapping[str, Any] | None,
 ) -> list[tuple[str, str]]:
     """What the marks mean, what all runs cost together, and what choosing by them means."""
-    lines = [("Marks", _marks(found))]
+    lines = [("Marks", _marks(found)), *(("Note", text) for text in _unequal(found))]
     if cost is None:
         return [*lines, ("Privacy", _unknown(comparison))]
-    return [*lines, ("Together", _together(cost)), ("Choosing", _choosing(measure))]
+    lines += [("Together", _together(cost)), ("Choosing", _choosing(measure))]
+    return [*lines, ("Note", RELEASED_BEFORE)] if cost.get("released_twice") else lines
 
 
 def _named(s: Standing) -> str:
@@ -210,11 +212,39 @@ def _marks(found: Sequence[Standing]) -> str:
     if all(s.significant is None for s in found):
         why = "none: a test needs at least two seeds of two members"
         return f"{why}; differences here may be chance."
+    few = ""
+    if max(len(s.runs) for s in found) == 2:
+        few = f" {_few_seeds()}"
     return (
         f"* the best mean; ↓ differs from it (p < {LEVEL:g}, paired t test over seeds, two-sided, "
         "Holm's correction); ~ may be chance. Seeds vary first model, cohorts and noise, not the "
         "data; the best of several is best partly by luck."
+        f"{few}"
     )
+
+
+def _few_seeds() -> str:
+    """By Student's quantiles with n − 1 degrees: what a mean difference must exceed to count."""
+    from scipy.special import stdtrit
+
+    two, five = (float(stdtrit(seeds - 1, 1 - LEVEL / 2)) for seeds in (2, 5))
+    return (
+        "Two seeds can hardly tell members apart: a difference counts from "
+        f"{two:.1f} of its standard errors on, with five from {five:.1f} on; take five."
+    )
+
+
+def _unequal(found: Sequence[Standing]) -> Iterator[str]:
+    """Where one ε is not the other's promise: other neighbours, or examples instead of clients."""
+    told = [s for s in found if s.epsilon is not None and s.adjacency]
+    whose: dict[str, dict[str, None]] = {}
+    for s in told:
+        whose.setdefault(s.adjacency, {})[s.algorithm] = None
+    if len(whose) > 1:
+        each = (f"of {', '.join(names)} for {kind}" for kind, names in whose.items())
+        yield f"ε is for other neighbours: {', '.join(each)} ones (docs/privacy.md)."
+    if any(s.unit == "example" for s in told):
+        yield "ε is for one example; all examples of one client may weigh more."
 
 
 def _unknown(comparison: Comparison) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -234,7 +235,8 @@ def _leaks(columns: list[NumericColumn | CategoryColumn]) -> list[str]:
     if numeric:
         notes.append(
             f"Means and deviations of {', '.join(numeric)} come from the data and are not covered "
-            "by the privacy guarantee; give public `ranges` to avoid that."
+            "by the privacy guarantee; to avoid that give public ranges: "
+            f"--data ranges='{{{_key(numeric[0])}=[0,100]}}', or [data.ranges] in TOML."
         )
     if category:
         notes.append(
@@ -248,3 +250,13 @@ def _column_from(entry: dict[str, Any]) -> NumericColumn | CategoryColumn:
     if "values" in entry:
         return CategoryColumn(entry["name"], tuple(entry["values"]), entry["missing"])
     return NumericColumn(**entry)
+
+
+def _key(name: str) -> str:
+    """A column's name as a key of TOML.
+
+    >>> _key("age"), _key("height in cm")
+    ('age', '"height in cm"')
+    """
+    bare = re.fullmatch(r"[A-Za-z0-9_-]+", name)
+    return name if bare else json.dumps(name, ensure_ascii=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -16,7 +15,7 @@ from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Clip
 from fedveil.planning.signal import Spread
 from fedveil.recipe import Recipe
-from fedveil.runs.directory import RunDirectory, reading
+from fedveil.runs.directory import RunDirectory, lost, reading
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -225,9 +224,11 @@ def read(path: Path) -> Run:
     from fedveil.settings import read_settings, resolve_recipe
 
     directory = RunDirectory.open(path)
-    refuse_newer(path)
     settings = read_settings(path / "recipe.toml", {})
     rows = directory.load_metrics()
+    metrics, ended = path / "metrics.parquet", (path / "summary.json").is_file()
+    if not metrics.is_file() and (ended or directory.rounds_played()):
+        raise lost(metrics)
     if not rows:
         raise UserError(
             f"{path} has no rounds yet, so there is nothing to diagnose; go on with it by "
@@ -241,27 +242,6 @@ def read(path: Path) -> Run:
         path, resolve_recipe(settings), rows, load(directory, len(rows)), population, dim,
         settings.rounds, budget,
     )  # fmt: skip
-
-
-def refuse_newer(path: Path) -> None:
-    """A run of a later version may mean other things by the same names."""
-    from fedveil import __version__
-
-    with reading(path / "recipe.toml"):
-        written = tomllib.loads((path / "recipe.toml").read_text(encoding="utf-8")).get("fedveil")
-    if isinstance(written, str) and _numbers(written) > _numbers(__version__):
-        raise UserError(
-            f"{path} was written by fedveil {written[:20]}, and this is {__version__}; "
-            "read it with that version or a later one."
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """
-    >>> _numbers("0.10.2.dev1") > _numbers("0.9")
-    True
-    """
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _size(directory: RunDirectory) -> tuple[int | None, int | None, tuple[float, float] | None]:

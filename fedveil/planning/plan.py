@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -180,16 +181,25 @@ def sweep_of(case: Case, text: str) -> Sweep:
     return Sweep(name, values)
 
 
-def swept(case: Case, sweeps: Sequence[Sweep]) -> list[list[Forecast | None]]:
-    """Forecasts, a row for each value of the first and a column for each of the second, if any."""
+def swept(
+    case: Case, sweeps: Sequence[Sweep], begin: Callable[[int, int], None] = lambda *_: None
+) -> list[list[Forecast | None]]:
+    """Forecasts, a row for each value of the first and a column for each of the second, if any.
+
+    `begin` hears which of how many comes next.
+    """
     first, second = sweeps[0], sweeps[1] if len(sweeps) > 1 else None
-    rows = [_varied(case, first.name, value) for value in first.values]
-    if second is None:
-        return [[_expected(row)] for row in rows]
-    return [
-        [_expected(row and _varied(row, second.name, value)) for value in second.values]
-        for row in rows
-    ]
+    rows: list[list[Case | None]] = [[_varied(case, first.name, value)] for value in first.values]
+    if second is not None:
+        rows = [[row and _varied(row, second.name, v) for v in second.values] for (row,) in rows]
+    numbers = itertools.count(1)
+    found: list[list[Forecast | None]] = []
+    for row in rows:
+        found.append([])
+        for one in row:
+            begin(next(numbers), len(rows) * len(row))
+            found[-1].append(_expected(one))
+    return found
 
 
 def _constants(

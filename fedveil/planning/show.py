@@ -113,7 +113,9 @@ def privacy(plan: Plan) -> str:
     if not said.private:
         return f"none: {said.reason}."
     amount = getattr(noise, "multiplier", None)
-    kind = type(noise).__name__ if amount is None else f"noise multiplier z = {amount:.4g}"
+    kind = (
+        type(noise).__name__ if amount is None else f"noise multiplier z = {rounded_up(amount, 4)}"
+    )
     sigma = getattr(noise, "sigma", None)
     steps = "" if sigma is None else f", σ = {sigma:.3g} grid steps a message"
     return (
@@ -148,7 +150,7 @@ def computing(plan: Plan) -> str:
 def moving(plan: Plan) -> Table:
     """Signal to noise, of a round and of the run, as one thing is changed."""
     table = Table(box=None, padding=(0, 3, 0, 0))
-    table.add_column("a round (the run)")
+    table.add_column("signal to noise:\na round (the run)")
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")
     for name, row in moves(plan.case).items():
@@ -184,7 +186,6 @@ def _bars(sweep: Sweep, found: list[list[Forecast | None]]) -> Table:
     table.add_column("the run, from 0.1 to 100")
     for value, (one,) in zip(sweep.values, found, strict=True):
         if one is None:
-            table.add_row(f"{value:,g}", *["–"] * 4, "")
             continue
         cells = (
             f"{one.noise:.3g}",

@@ -112,7 +112,7 @@ def _solve(
         return recipe, question.rounds, f"noise multiplier = {least}"
     if question.rounds is None:
         rounds = most_rounds(recipe, budget, 1, clients)
-        return recipe, rounds, f"rounds = {rounds}"
+        return recipe, rounds, f"rounds = {rounds:,}"
     if question.rate is not None or question.cohort is not None:
         raise UserError(
             "Epsilon, noise multiplier, rounds and cohort are all given; leave out the one to find."

@@ -131,6 +131,10 @@ class Books:
         """What a run's entry drew from."""
         return self.streams[self._runs[entry][0]]
 
+    def entries_of(self, key: str) -> list[int]:
+        """The entries of the runs that drew from a stream."""
+        return [entry for entry, (stream, _) in self._runs.items() if stream == key]
+
     def apply(self, entry: Entry) -> None:
         """The next entry."""
         body = entry.body

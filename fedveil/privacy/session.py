@@ -20,6 +20,10 @@ from fedveil.privacy.ledger import Facts, Ledger, Stream, stream_key
 from fedveil.privacy.statement import rounded_up
 from fedveil.recipe import View
 
+RELEASED_BEFORE = (
+    "these rounds were released before, with other last bits under the same noise: release only "
+    "one of the two."
+)
 PATIENCE = 1.0  # seconds: a budget that is just being set is no run to wait for
 
 
@@ -41,6 +45,7 @@ class Session:
         self._body = {**facts.plain(), "run": run}
         self._key, self._empty = stream_key(self._body), Stream(self._body)
         self.closed = False
+        self.differed = False  # whether a round came out other than it was released before
         self._entry: int | None = None
         self._hold: Hold | None = None
         self._room = math.inf  # rounds of this stream that the budgets allow
@@ -102,8 +107,10 @@ class Session:
 
     def commit(self, round: int, digest: str) -> None:
         """Note that a round was published, and the digest of what was."""
-        if digest in self._stream.digests.get(round, ()):
+        before = self._stream.digests.get(round, ())
+        if digest in before:
             return
+        self.differed |= bool(before)
         with self.ledger.writing():
             self.ledger.chain.add("commit", {"run": self._entry, "round": round, "digest": digest})
         self.ledger.sync()

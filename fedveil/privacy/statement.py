@@ -72,7 +72,7 @@ class Guarantee:
         return (
             f"To anyone who {SEEN[self.view]}, this training is "
             f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-differentially private at the "
-            f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds} rounds"
+            f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds:,} rounds"
             f"{self._public()}).{self._attended()}{self.remark()}"
         )
 
@@ -82,7 +82,7 @@ class Guarantee:
     def _attended(self) -> str:
         if self.hidden or (self.drawn is None and self.most == self.rounds):
             return ""
-        often = "every round" if self.most == self.rounds else f"{self.most} rounds"
+        often = "every round" if self.most == self.rounds else f"{self.most:,} rounds"
         holds = f" It holds for one that takes part in {often}"
         if self.drawn is None:
             return f"{holds}."
@@ -196,7 +196,7 @@ class Statement:
         more = ""
         if isinstance(self.recipe.bound, AdaptiveClip):
             more = " and every threshold C_k, whose noisy counts are accounted"
-        return f"every model of {self.main.rounds} rounds{more}; all that is computed from them."
+        return f"every model of {self.main.rounds:,} rounds{more}; all that is computed from them."
 
     def _sampling(self) -> str:
         cohort, unit = self.recipe.cohort, self.main.unit
@@ -215,7 +215,9 @@ class Statement:
         match noise:
             case Gaussian(multiplier) | RoundedGaussian(multiplier):
                 kind = "Gaussian" if isinstance(noise, Gaussian) else "rounded Gaussian"
-                return f"{kind} of multiplier {multiplier:.6g} on the sum, {where}"
+                return (
+                    f"{kind} of multiplier {rounded_up(multiplier or 0.0, 6)} on the sum, {where}"
+                )
             case PublishedLaplace():
                 return "truncated discrete Laplace as published, not private as claimed"
             case TruncatedDiscreteLaplace(alpha, support):
@@ -237,11 +239,12 @@ class Statement:
     @staticmethod
     def _diagnostics(recorded: bool) -> str:
         if not recorded:
-            return "not recorded; the round means in metrics.parquet are private data all the same."
+            return "not recorded; the means of every round are private data all the same."
         return (
-            "recorded: norm and angle of every update of a client in metrics.parquet and "
-            "clients.parquet, and how the model serves each client in evaluation.json; they are "
-            "private data, which no ε covers, and not to be released."
+            "recorded: norm and angle of every update of a client, and how the model serves each "
+            "client; a saved run keeps them in metrics.parquet, clients.parquet and "
+            "evaluation.json, one that is not saved in result.records alone; they are private "
+            "data, which no ε covers, and not to be released."
         )
 
     def _assumptions(self) -> Iterator[str]:
@@ -269,7 +272,7 @@ def _line(guarantee: Guarantee) -> str:
         return f"no finite ε, {brief}: {guarantee.reason}."
     drawn = ""
     if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
-        often = "all rounds" if guarantee.most == guarantee.rounds else f"{guarantee.most} rounds"
+        often = "all rounds" if guarantee.most == guarantee.rounds else f"{guarantee.most:,} rounds"
         drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
     return (
         f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fedveil.privacy import accounting
@@ -48,16 +48,33 @@ def verify(ledger: Ledger) -> Verdict:
             verdict.problems += _misstated(books, entry)
     for account in books.accounts():
         verdict.problems += _overspent(books, account, before)
-    for stream in books.streams.values():
+    for key, stream in books.streams.items():
         verdict.rounds += len(stream.rounds)
         verdict.uncommitted += len(stream.rounds - stream.digests.keys())
         twice = sorted(round + 1 for round, found in stream.digests.items() if len(found) > 1)
         if twice:
+            runs = ", ".join(map(str, books.entries_of(key)))
             verdict.problems.append(
-                f"{stream.body['recipe']} on {stream.account}: rounds {twice} were released in two "
-                "versions under the same noise, whose difference no ε covers"
+                f"{stream.body['recipe']} on {stream.account}: {_spans(twice)} were released in "
+                f"two versions under the same noise, by runs of entries {runs} (`fedveil budget "
+                "history`), whose difference no ε covers; release one of their models at most, and "
+                "play the other anew under another seed"
             )
     return verdict
+
+
+def _spans(rounds: Sequence[int]) -> str:
+    """
+    >>> _spans([1, 2, 3, 7]), _spans([4])
+    ('rounds 1–3, 7', 'rounds 4')
+    """
+    spans: list[list[int]] = []
+    for round in rounds:
+        if spans and round == spans[-1][-1] + 1:
+            spans[-1][1:] = [round]
+        else:
+            spans.append([round])
+    return "rounds " + ", ".join("–".join(map(str, span)) for span in spans)
 
 
 def _rounds(books: Books, account: Account) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tomllib
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -14,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from fedveil import __version__
 from fedveil.errors import UserError
 from fedveil.privacy.statement import rounded_up
 from fedveil.reporting.chart import shortened
-from fedveil.runs.directory import EVALUATION, RunDirectory, reading
+from fedveil.runs.directory import EVALUATION, RunDirectory, lost, reading
+from fedveil.runs.listing import none_ended
+from fedveil.runs.versions import refuse_newer
 
 COMPARISON = "comparison.json"
 MOST_LETTERS = 100  # of a label
@@ -142,10 +142,7 @@ def load_story(paths: Sequence[Path]) -> Story:
             found, selection, together = _comparison(path)
             members += found
         elif (path / "comparison.toml").is_file():
-            raise UserError(
-                f"{path} has no {COMPARISON} yet: the comparison has not ended; go on with it by "
-                "`fedveil compare`."
-            )
+            raise none_ended(path)
         else:
             loose.append(load_run(path))
     members += _grouped(loose)
@@ -187,7 +184,7 @@ def load_run(path: Path) -> Run:
     with reading(toml_path):
         toml = toml_path.read_text(encoding="utf-8")
         settings = tomllib.loads(toml)
-    _refuse_newer(path, settings)
+    refuse_newer(toml_path, settings.get("fedveil"))
     summary = directory.load_summary()
     with reading(path / "summary.json"):
         played = int(summary["rounds"])
@@ -210,29 +207,13 @@ def _opened(path: Path) -> RunDirectory:
     return RunDirectory.open(path)
 
 
-def _refuse_newer(path: Path, settings: dict[str, Any]) -> None:
-    made = str(settings.get("fedveil", __version__))
-    if _number(made) > _number(__version__):
-        raise UserError(
-            f"{path} was made by fedveil {made[:20]}, which is newer than this {__version__}; "
-            "install that version to report on it."
-        )
-
-
-def _number(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version)[:3]]
-
-
 def _columns(path: Path) -> dict[str, Floats]:
     import polars
     from polars import selectors
 
     file = path / "metrics.parquet"
     if not file.is_file():
-        raise UserError(
-            f"{path} has no metrics.parquet: some of the run was not written or was lost; restore "
-            "it from a copy, or train anew from its recipe.toml."
-        )
+        raise lost(file)
     with reading(file):
         frame = polars.read_parquet(file)
         numeric = frame.select(selectors.numeric() | selectors.boolean())
@@ -272,12 +253,17 @@ def _comparison(
         selection, together = found.get("selection"), found.get("together")
         if together is not None:
             float(together["epsilon"]), float(together["delta"]), int(together["runs"])
-        if not listed or not all(runs for _, _, runs, _ in listed):
+        if not listed and selection is None:
             raise ValueError("it names no runs")
     members = [
         Member(label, parameters, tuple(load_run(path / _inside(path, r)) for r in runs), tested)
         for label, parameters, runs, tested in listed
+        if runs
     ]
+    if not listed:
+        raise UserError(f"{path} selected no run, so there is nothing to report; compare anew.")
+    if not members:
+        raise none_ended(path)
     return members, selection, together
 
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedveil.errors import UserError
 from fedveil.loop import State
+from fedveil.runs.versions import refuse_newer
 
 CHECKPOINT = "checkpoint.safetensors"
 TRACE = "ledger.json"
@@ -60,6 +61,8 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
         """The directory of an earlier run."""
+        if not path.exists():
+            raise UserError(f"There is no directory {path}; name a run's directory.")
         if not (path / "recipe.toml").is_file():
             raise UserError(f"{path} is not a run: it has no recipe.toml; name a run's directory.")
         return cls(path)
@@ -163,6 +166,7 @@ class RunDirectory:
             )
         with reading(path):
             summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            refuse_newer(path, summary.get("versions", {}).get("fedveil"))
             return summary
 
     def forget_results(self) -> None:
@@ -305,6 +309,14 @@ def reading(path: Path) -> Iterator[None]:
             f"{path} is not what a run saved ({type(problem).__name__}: {why}); "
             "restore it from a copy, or train anew from the run's recipe.toml."
         ) from problem
+
+
+def lost(file: Path) -> UserError:
+    """The sentence for a file that a run must have written and that is not there."""
+    return UserError(
+        f"{file.parent} has no {file.name}: some of the run was not written or was lost; restore "
+        "it from a copy, or train anew from its recipe.toml."
+    )
 
 
 def _made(path: Path) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -11,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedveil.errors import UserError
-from fedveil.runs.directory import RunDirectory, reading, saving
+from fedveil.runs.directory import RunDirectory, lost, reading, saving
+from fedveil.runs.versions import refuse_newer
 
 State = Literal["finished", "stopped", "broken"]
 STATES: tuple[State, ...] = ("finished", "stopped", "broken")
@@ -20,6 +23,7 @@ FILES = (
     "privacy.txt", "checkpoint.safetensors", "ledger.json", "encoder.json", "evaluation.json",
 )  # fmt: skip
 PATTERNS = ("memory-*.npy", ".*.partial")
+PARQUET = b"PAR1"  # a Parquet file begins and ends with it
 DEPTH = 2  # a comparison's runs lie one level below it
 HIDDEN = "out-of-sight"  # drawn runs of a private selection: how many they are is not to be told
 
@@ -39,6 +43,8 @@ class Listed:
     epsilon: float | None = None
     delta: float | None = None
     view: str = ""
+    adjacency: str = ""  # of ε, where the run ended
+    unit: str = ""
     private: bool = False
     seed: int = 0
     untold: bool = False  # whether rounds were played since ε was last told
@@ -68,15 +74,10 @@ def listed(path: Path) -> Listed:
         return Listed(path, "broken", problem=str(problem))
 
 
-def refuse_newer(file: Path, version: Any) -> None:
-    """A file of a newer version may mean something that this one does not know."""
-    from fedveil import __version__
-
-    if version is not None and _numbers(str(version)) > _numbers(__version__):
-        raise UserError(
-            f"{file} was written by fedveil {version}, which is newer than this {__version__}; "
-            "use that version."
-        )
+def none_ended(directory: Path) -> UserError:
+    """The sentence for a comparison that has no result yet."""
+    again = f"fedveil compare --resume {shlex.quote(str(directory))}"
+    return UserError(f"No run of {directory} has ended yet; go on with `{again}`.")
 
 
 def remove_run(path: Path) -> list[str]:
@@ -159,10 +160,30 @@ def _ended(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
             "loss": summary["loss"],
             "delta": privacy["delta"],
         }
+        facts |= {"adjacency": guarantee["adjacency"], "unit": guarantee["unit"]}
         rounds = int(summary["rounds"])
         epsilon = guarantee["epsilon"] if facts["private"] else None
+    if rounds:
+        _refuse_damaged(directory.path)
     state: State = "finished" if rounds >= facts["planned"] else "stopped"
     return Listed(directory.path, state, rounds=rounds, epsilon=epsilon, **facts)
+
+
+def _refuse_damaged(path: Path) -> None:
+    """What a run that ended leaves besides its summary, by its first and last bytes alone."""
+    from safetensors import safe_open
+
+    metrics, model = path / "metrics.parquet", path / "model.safetensors"
+    for file in (metrics, model):
+        if not file.is_file():
+            raise lost(file)
+    with reading(metrics), metrics.open("rb") as bytes_:
+        first = bytes_.read(len(PARQUET))
+        bytes_.seek(-len(PARQUET), io.SEEK_END)
+        if not first == bytes_.read() == PARQUET:
+            raise ValueError("it is no whole Parquet file")
+    with reading(model), safe_open(model, framework="pt"):
+        pass
 
 
 def _unfinished(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
@@ -183,18 +204,3 @@ def _unfinished(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
         untold=untold,
         **facts,
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version.
-
-    >>> _numbers("1.10.2rc1"), _numbers("1.9")
-    ((1, 10, 2), (1, 9))
-    """
-    found = []
-    for part in version.split("."):
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        if not digits:
-            break
-        found.append(int(digits))
-    return tuple(found)

@@ -1,11 +1,14 @@
-"""The versions that a run's numbers depend on."""
+"""The versions that a run's numbers depend on, and files of a version to come."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import platform
+from pathlib import Path
+from typing import Any
 
 from fedveil import __version__
+from fedveil.errors import UserError
 
 LIBRARIES = ("torch", "numpy", "dp-accounting")
 
@@ -17,3 +20,27 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in LIBRARIES},
     }
+
+
+def refuse_newer(file: Path, version: Any) -> None:
+    """A file of a newer version may mean something that this one does not know."""
+    if version is not None and _numbers(str(version)) > _numbers(__version__):
+        raise UserError(
+            f"{file} was written by fedveil {str(version)[:20]}, which is newer than this "
+            f"{__version__}; use that version."
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version.
+
+    >>> _numbers("1.10.2rc1"), _numbers("1.9")
+    ((1, 10, 2), (1, 9))
+    """
+    found = []
+    for part in version.split("."):
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+    return tuple(found)

@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_can_be_diagnosed(run: Run, saved: Path) -> None:
 
 def test_what_is_no_run(refused: Refused, saved: Path, tmp_path: Path) -> None:
     assert refused("diagnose", tmp_path).endswith("it has no recipe.toml; name a run's directory.")
-    assert "is not a run" in refused("diagnose", tmp_path / "nowhere")
+    assert "There is no directory" in refused("diagnose", tmp_path / "nowhere")
     metrics = saved / "metrics.parquet"
     whole = metrics.read_bytes()
     metrics.write_bytes(whole[:100])
@@ -116,10 +116,11 @@ def test_what_is_no_run(refused: Refused, saved: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_without_rounds(refused: Refused, saved: Path) -> None:
-    (saved / "metrics.parquet").unlink()
+    RunDirectory.open(saved).save_metrics([])
     sentence = refused("diagnose", saved)
     assert "has no rounds yet, so there is nothing to diagnose; go on with it by" in sentence
-    RunDirectory.open(saved).save_metrics([])
+    for name in ("metrics.parquet", "summary.json", "checkpoint.safetensors"):
+        (saved / name).unlink(missing_ok=True)
     assert refused("diagnose", saved) == sentence
 
 
@@ -128,7 +129,7 @@ def test_a_run_of_a_newer_version(refused: Refused, saved: Path) -> None:
     lines = file.read_text().splitlines()
     kept = [line for line in lines if not line.startswith("fedveil")]
     file.write_text("\n".join(['fedveil = "99.1"', "unheard_of = 3", *kept]))
-    assert "was written by fedveil 99.1, and this is" in refused("diagnose", saved)
+    assert "was written by fedveil 99.1, which is newer than this" in refused("diagnose", saved)
     file.write_text("\n".join(["fedveil = [", *kept]))
     assert "recipe.toml" in refused("diagnose", saved)
 

@@ -330,9 +330,9 @@ def _no_rounds(path: Path) -> None:
         ("half the metrics", "metrics.parquet is not what a run saved"),
         ("half the clients", "clients.parquet is not what a run saved"),
         ("half an evaluation", "evaluation.json is not what a run saved"),
-        ("newer", "was made by fedveil 9.1.0, which is newer than this"),
+        ("newer", "was written by fedveil 9.1.0, which is newer than this"),
         ("no rounds", "has played no rounds"),
-        ("half a comparison", "the comparison has not ended"),
+        ("half a comparison", "has ended yet; go on with `fedveil compare --resume"),
         ("spoilt comparison", "it names no runs"),
     ],
 )

@@ -15,7 +15,8 @@ from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.recipe import Recipe
 from fedveil.runs.directory import RunDirectory
-from fedveil.runs.listing import find_runs, listed, refuse_newer, remove_run
+from fedveil.runs.listing import find_runs, listed, remove_run
+from fedveil.runs.versions import refuse_newer
 from fedveil.training import train
 
 PRIVATE = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
