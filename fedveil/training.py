@@ -37,7 +37,7 @@ from fedveil.recipe import Recipe, View
 from fedveil.records import Record
 from fedveil.result import Result
 from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
-from fedveil.runs.codec import to_plain
+from fedveil.runs.codec import identified, to_plain
 from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.runs.participants import Participants
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
@@ -206,7 +206,7 @@ def prepare(
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     model_facts = task.fingerprint(x, data.inputs[0])
     fingerprint = data.fingerprint()
-    identity = run_key(seed, recipe, rounds, model_facts, fingerprint, noise, delta)
+    identity = run_key(seed, identified(recipe), rounds, model_facts, fingerprint, noise, delta)
     team.require_same(identity)
     key = SecretKey.agreed(team.secret) if noise == "secure" else identity
     return Training(

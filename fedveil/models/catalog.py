@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 import math
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +14,7 @@ from torch import nn
 from fedveil.data.columns import Column, span
 from fedveil.data.federated import Dataset, Federated
 from fedveil.errors import UserError, unknown
+from fedveil.imports import imported
 from fedveil.models.alexnet import AlexNet
 from fedveil.models.cnn import SmallCNN
 from fedveil.models.linear import LinearRegression, SoftmaxRegression
@@ -164,7 +160,7 @@ def _refuse_no_tokens(data: Dataset | Federated) -> None:
 def _build_own(
     name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator
 ) -> nn.Module:
-    make = _import(name)
+    make: Callable[..., nn.Module] = imported(name, "model", "class", "mymodels:Net")
     offered = {"inputs": shape, "classes": classes}
     arguments = {key: value for key, value in offered.items() if key in _parameters(make)}
     # The user's own initialisation is kept; a seed from our generator makes it repeatable.
@@ -193,56 +189,3 @@ def _parameters(make: Callable[..., nn.Module]) -> set[str]:
     except (TypeError, ValueError):
         return set()
     return {key for key, parameter in signature.parameters.items() if parameter.kind in named}
-
-
-def _import(name: str) -> Callable[..., nn.Module]:
-    path, _, attribute = name.partition(":")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
-        raise UserError(
-            f"'{name}' does not name a model; write package.module:Class, as in mymodels:Net."
-        )
-    module = _import_module(name, path)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "define it there or correct the name."
-        raise UserError(f"The module '{path}' has no class '{attribute}'; {hint}")
-    make: Callable[..., nn.Module] = found
-    return make
-
-
-def _import_module(name: str, path: str) -> object:
-    try:
-        with _current_directory_importable(), redirect_stdout(sys.stderr):  # it may print
-            return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise _import_failed(name, path, error) from error
-        raise UserError(
-            f"There is no module '{error.name}' for the model '{name}'; run from the directory "
-            f"that holds {error.name.split('.')[0]}, or install it."
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise _import_failed(name, path, error) from error
-
-
-def _import_failed(name: str, path: str, error: BaseException) -> UserError:
-    return UserError(
-        f"Importing '{path}' for the model '{name}' failed with {type(error).__name__}: {error}; "
-        "correct that module."
-    )
-
-
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    importlib.invalidate_caches()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)
