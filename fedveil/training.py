@@ -39,6 +39,7 @@ from fedveil.result import Result
 from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
 from fedveil.runs.codec import identified, to_plain
 from fedveil.runs.directory import RunDirectory, refuse_taken
+from fedveil.runs.opened import Interface
 from fedveil.runs.participants import Participants
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
 
@@ -295,7 +296,8 @@ def finish(
             training.session.end(said.view, said.rounds, said.epsilon)
         if directory is not None:
             checkpoint(training, directory)
-            directory.save_model(result.model.state_dict())
+            interface = Interface.of(training.data)
+            directory.save_model(result.model.state_dict(), interface.to_json())
             if training.data.encoder is not None:
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
@@ -345,6 +347,7 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
         engine_reason=training.engine_reason,
         path=None if directory is None else directory.path,
         fingerprint=training.fingerprint,
+        class_names=training.data.class_names,
     )
 
 

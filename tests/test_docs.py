@@ -166,6 +166,26 @@ def fedveil(directory: Path, command: str) -> str:
     return done.stdout
 
 
+def test_the_example_of_using_a_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+    (settings,), (command,) = blocks(text, "toml"), blocks(text, "console")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "visits.toml").write_text(settings)
+    fedveil(tmp_path, command.removeprefix("$ fedveil "))
+    rows = (ROOT / "examples" / "visits.csv").read_text().splitlines()[:20]
+    only = [",".join(row.split(",")[1:6]) for row in rows]  # without the client and the label
+    (tmp_path / "new.csv").write_text("\n".join(only))
+    monkeypatch.chdir(tmp_path)
+    example, by_hand = blocks(text, "python")
+    test = doctest.DocTestParser().get_doctest(example, {}, "using", "using.md", 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(test)
+    assert runner.summarize(verbose=False) == doctest.TestResults(failed=0, attempted=8)
+    model = fv.open_run("runs/visits").model
+    names = {"model": model, "safetensors": __import__("safetensors.torch")}
+    exec(by_hand.replace("runs/a", "runs/visits"), names)
+
+
 def test_files_in_notation_exist_as_fields() -> None:
     text = (ROOT / "docs" / "notation.md").read_text(encoding="utf-8")
     for part, field in re.findall(r"`([A-Z]\w+)\.(\w+)`", text):

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_type_hints
 
 import torch
 from torch import nn
@@ -94,14 +95,26 @@ def build(name: str, data: Dataset | Federated, generator: torch.Generator) -> n
     shape = tuple(_inputs(data).shape[1:])
     if ":" in name:
         return _build_own(name, shape, data.classes, generator)
-    family = "mlp" if re.fullmatch(r"mlp(-[1-9]\d*)+", name) else name
-    if family not in _BUILDERS:
-        raise unknown("model", name, [*MODELS, "package.module:Class"])
+    family = _family(name)
     _refuse_misfit(family, data)
     need = _Need(name, data.name, shape, data.classes)
     model = construct(lambda: _BUILDERS[family](need))
     initialise(model, generator)
     return model
+
+
+def rebuild(name: str, inputs: tuple[int, ...], classes: int, source: str) -> nn.Module:
+    """The model called `name` as a run had it, for parameters that are there already.
+
+    One that comes along takes no memory before it gets them. A file names the user's own, so it
+    is called only if it says itself that it makes modules.
+    """
+    if ":" in name:
+        _refuse_no_module(name)
+        return _build_own(name, inputs, classes, torch.Generator().manual_seed(0))
+    family, need = _family(name), _Need(name, source, inputs, classes)
+    with torch.device("meta"):
+        return _BUILDERS[family](need)
 
 
 def suggest(data: Dataset | Federated) -> str:
@@ -117,6 +130,13 @@ def _inputs(data: Dataset | Federated) -> Column:
 
 def _labels(data: Dataset | Federated) -> Column:
     return data.train.labels if isinstance(data, Dataset) else data.labels
+
+
+def _family(name: str) -> str:
+    family = "mlp" if re.fullmatch(r"mlp(-[1-9]\d*)+", name) else name
+    if family not in _BUILDERS:
+        raise unknown("model", name, [*MODELS, "package.module:Class"])
+    return family
 
 
 def _hidden(name: str) -> tuple[int, ...]:
@@ -179,6 +199,19 @@ def _build_own(
             "name a class that derives from torch.nn.Module or a function that returns one."
         )
     return model
+
+
+def _refuse_no_module(name: str) -> None:
+    make = imported(name, "model", "class", "mymodels:Net")
+    try:
+        made = make if isinstance(make, type) else get_type_hints(make).get("return")
+    except Exception:  # an annotation is any expression
+        made = None
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise UserError(
+            f"The model '{name}' of a saved run is no class of torch.nn.Module, and no function "
+            "annotated to return one; annotate it, or give the model as an object."
+        )
 
 
 def _parameters(make: Callable[..., nn.Module]) -> set[str]:
