@@ -21,7 +21,7 @@ from fedveil.parts.bound import Clip, within
 from fedveil.parts.noise import Gaussian
 from fedveil.privacy.norms import Norms
 from fedveil.recipe import Recipe
-from fedveil.runs.codec import identified, recipe_from_plain, to_plain
+from fedveil.runs.codec import code_of, identified, recipe_from_plain, to_plain
 from fedveil.settings import Settings, read_settings, resolve_recipe
 from fedveil.training import prepare
 
@@ -223,6 +223,25 @@ def test_equal_names_of_two_modules_share_no_noise() -> None:
         for r in (here, there, here)
     }
     assert len(keys) == 2
+
+
+def test_other_code_under_the_same_name_draws_other_noise(own: Path) -> None:
+    before = identified(half())
+    assert identified(half()) == before
+    (own / "fedveil_test_own.py").write_text(SOURCE.replace("self.norm / 2", "self.norm / 4"))
+    sys.modules.pop("fedveil_test_own")
+    assert identified(half()) != before
+
+
+def test_code_without_a_file_is_told_by_its_methods() -> None:
+    def made(body: str) -> type:
+        space: dict[str, Any] = {"__name__": "fedveil_test_typed"}
+        exec(f"class Typed:\n    def scale(self, norms):\n        return {body}\n", space)
+        found: type = space["Typed"]
+        return found
+
+    first, same, other = made("norms / 2"), made("norms / 2"), made("norms / 4")
+    assert code_of(first) == code_of(same) != code_of(other)
 
 
 def test_a_recipe_of_fedveil_s_parts_has_the_key_it_always_had() -> None:

@@ -7,9 +7,12 @@ from the Python path when it is read (fedveil/imports.py).
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedveil.errors import UserError, unknown
@@ -62,17 +65,36 @@ def kind_of(part: Any) -> str:
 
 
 def identified(recipe: Recipe) -> str:
-    """A recipe as a text that no other recipe has, also if classes of two modules share a name.
+    """A recipe as a text that no other recipe has, nor the same one with other code in its parts.
 
-    A recipe of fedveil's parts is told by these alone, so that runs of earlier versions go on.
+    Noise is keyed by it, and two different releases must not share theirs. A recipe of fedveil's
+    parts is told by these alone, so that runs of earlier versions go on.
     """
-    plain = to_plain(recipe)
-    return f"{recipe}{json.dumps(plain)}" if _has_own(plain) else str(recipe)
+    own = sorted({code_of(kind) for kind in _own_kinds(recipe)})
+    return f"{recipe}{json.dumps(to_plain(recipe))}{own}" if own else str(recipe)
 
 
-def _has_own(plain: Mapping[str, Any]) -> bool:
-    inner = [value for value in plain.values() if isinstance(value, Mapping)]
-    return ":" in plain.get("kind", "") or any(_has_own(value) for value in inner)
+def code_of(kind: type) -> str:
+    """A digest of the file that defines a class, or of its methods where there is no file."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    try:
+        code = Path(file or "").read_bytes()
+    except OSError:
+        functions = [f for base in kind.__mro__ for f in vars(base).values()]
+        codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
+        code = repr([(c.co_code, c.co_names, c.co_consts) for c in codes]).encode()
+    return hashlib.blake2b(code, digest_size=16).hexdigest()
+
+
+def _own_kinds(part: Any) -> Iterator[type]:
+    """The classes of a part and of the parts in its fields that are not fedveil's."""
+    fields = dataclasses.fields(part) if _has_fields(part) else ()
+    for field in fields:
+        value = getattr(part, field.name)
+        if _has_fields(value) or isinstance(part, Recipe):
+            yield from _own_kinds(value)
+    if not isinstance(part, Recipe | str) and ":" in kind_of(part):
+        yield type(part)
 
 
 def recipe_from_plain(plain: Mapping[str, Any]) -> Recipe:
