@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedveil.privacy.calibrate import Budget
     from fedveil.recipe import Recipe
     from fedveil.result import Result
+    from fedveil.runs.opened import open_run
     from fedveil.training import train
 
 __version__ = "0.1.0"
@@ -53,6 +54,7 @@ _PUBLIC = {
     "Budget": "privacy.calibrate",
     "Recipe": "recipe",
     "Result": "result",
+    "open_run": "runs.opened",
     "UserError": "errors",
     "train": "training",
 }
@@ -92,6 +94,7 @@ __all__ = [
     "load_table",
     "models",
     "open_federated",
+    "open_run",
     "parts",
     "problems",
     "save_clients",

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PAPERS = {
     "Zhang et al. 2022": "Understanding Clipping for Federated Learning: Convergence and "
@@ -54,7 +55,13 @@ def described(method: Callable[..., object]) -> Described:
 
 def _parameter(parameter: inspect.Parameter) -> str:
     """`clip: float = 1.0`, as its function's source has it."""
-    text = f"{parameter.name}: {parameter.annotation}"
+    if not isinstance(parameter.annotation, str):  # of a user's own: types, or none
+        return str(parameter)
+    stars: dict[Any, str] = {
+        inspect.Parameter.VAR_POSITIONAL: "*",
+        inspect.Parameter.VAR_KEYWORD: "**",
+    }
+    text = f"{stars.get(parameter.kind, '')}{parameter.name}: {parameter.annotation}"
     given = parameter.default is not parameter.empty
     return f"{text} = {parameter.default!r}" if given else text
 

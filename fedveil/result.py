@@ -33,6 +33,7 @@ class Result:
     engine_reason: str = ""
     path: Path | None = None
     fingerprint: str = ""  # of the data
+    class_names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -65,4 +66,5 @@ class Result:
             "engine_reason": self.engine_reason,
             "noise": to_plain(self.recipe.noise),
             "versions": versions(),
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
         }

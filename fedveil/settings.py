@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -120,46 +119,16 @@ def refuse_unnamed_data(settings: Settings, what: str, advice: str) -> None:
 
 def resolve_recipe(settings: Settings) -> Recipe:
     """The recipe written down, or the algorithm called with its parameters."""
+    from fedveil.algorithms.calling import call
     from fedveil.runs.codec import recipe_from_plain
 
     if settings.recipe is None:
-        recipe = _called(settings)
+        recipe = call(settings.algorithm, settings.parameters)
         return recipe if settings.view is None else replace(recipe, view=settings.view)
     recipe = recipe_from_plain(settings.recipe)
     if "algorithm" in settings.model_fields_set:
         _refuse_edited(settings, recipe)
     return recipe if settings.view is None else replace(recipe, view=settings.view)
-
-
-def _called(settings: Settings) -> Recipe:
-    """The algorithm called with its parameters."""
-    from fedveil.algorithms import ALGORITHMS
-    from fedveil.runs.codec import check_value, part_from_plain
-
-    if settings.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", settings.algorithm, ALGORITHMS)
-    method = ALGORITHMS[settings.algorithm]
-    known = inspect.signature(method).parameters
-    for name in settings.parameters:
-        if name not in known:
-            raise unknown(f"parameter of {settings.algorithm} named", name, known)
-    values = {
-        name: part_from_plain(value, f"parameters.{name}") if isinstance(value, dict) else value
-        for name, value in settings.parameters.items()
-    }
-    for name, parameter in known.items():
-        if parameter.default is parameter.empty and name not in values:
-            raise UserError(f"{settings.algorithm} needs {name}; give it with --set {name}=….")
-    hints = get_type_hints(method)
-    for name, value in values.items():
-        check_value(value, hints[name], f"{settings.algorithm}: {name}")
-    try:
-        return method(**values)
-    except TypeError as problem:
-        raise UserError(
-            f"{settings.algorithm} does not take these parameters: {problem}; "
-            f"see `fedveil algorithms {settings.algorithm}`."
-        ) from problem
 
 
 def _refuse_edited(settings: Settings, recipe: Recipe) -> None:

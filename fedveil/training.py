@@ -37,8 +37,9 @@ from fedveil.recipe import Recipe, View
 from fedveil.records import Record
 from fedveil.result import Result
 from fedveil.resuming import at_work, checked_every, checkpoint, due, restore
-from fedveil.runs.codec import to_plain
+from fedveil.runs.codec import identified, to_plain
 from fedveil.runs.directory import RunDirectory, refuse_taken
+from fedveil.runs.opened import Interface
 from fedveil.runs.participants import Participants
 from fedveil.streams import Key, SecretKey, run_key, torch_generator
 
@@ -208,7 +209,7 @@ def prepare(
     recipe = settled(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     model_facts = task.fingerprint(x, data.inputs[0])
     fingerprint = data.fingerprint()
-    identity = run_key(seed, recipe, rounds, model_facts, fingerprint, noise, delta)
+    identity = run_key(seed, identified(recipe), rounds, model_facts, fingerprint, noise, delta)
     team.require_same(identity)
     key = SecretKey.agreed(team.secret) if noise == "secure" else identity
     return Training(
@@ -298,7 +299,8 @@ def finish(
             training.session.end(said.view, said.rounds, said.epsilon)
         if directory is not None:
             checkpoint(training, directory)
-            directory.save_model(result.model.state_dict())
+            interface = Interface.of(training.data)
+            directory.save_model(result.model.state_dict(), interface.to_json())
             if training.data.encoder is not None:
                 directory.save_encoder(training.data.encoder)
             directory.save_summary(result.summary())
@@ -348,6 +350,7 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
         engine_reason=training.engine_reason,
         path=None if directory is None else directory.path,
         fingerprint=training.fingerprint,
+        class_names=training.data.class_names,
     )
 
 

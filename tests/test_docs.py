@@ -6,6 +6,7 @@ import doctest
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,19 +110,80 @@ def test_tests_named_in_the_documents_exist() -> None:
             assert (ROOT / name).exists(), f"{file.name} names {name}"
 
 
-def test_the_worked_example_of_contributing_is_true(monkeypatch: pytest.MonkeyPatch) -> None:
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def soft(tmp_path: Path) -> Path:
+    """A directory with CONTRIBUTING's soft.py."""
+    (tmp_path / "soft.py").write_text(blocks(CONTRIBUTING, "python")[0])
+    return tmp_path
+
+
+def test_the_worked_example_of_contributing_is_true(
+    soft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(soft))
     monkeypatch.syspath_prepend(str(ROOT))
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    example, check = blocks(text, "python")
+    example, check = blocks(CONTRIBUTING, "python")
     body = [line for line in example.splitlines() if line and "import" not in line]
     assert len(body) <= 15
-    names: dict[str, object] = {"__name__": "example"}
-    monkeypatch.setitem(sys.modules, "example", type(sys)("example"))
-    exec(compile(example + check, "CONTRIBUTING.md", "exec"), names)
-    recipe = names["dp_soft_fedavg"](clip=1.0, rate=0.5, steps=2)  # type: ignore[operator]
+    try:
+        exec(compile(check, "CONTRIBUTING.md", "exec"), {})
+        recipe = sys.modules["soft"].dp_soft_fedavg(clip=1.0, rate=0.5, steps=2)
+    finally:
+        sys.modules.pop("soft", None)
     data = fv.load("digits").split(fv.Iid(50))
     result = fv.train(recipe, data, rounds=2, epsilon=4.0)
     assert 3.9 < result.guarantee.epsilon <= 4.0
+
+
+def test_the_commands_of_contributing_run_and_an_own_run_goes_on(soft: Path) -> None:
+    lines = "".join(blocks(CONTRIBUTING, "console")).splitlines()
+    typed = [line.removeprefix("$ fedveil ") for line in lines if line.startswith("$ fedveil")]
+    words = {command.split()[0] for command in typed}
+    assert words == {"algorithms", "train", "diagnose", "privacy", "report", "compare"}
+    said = [fedveil(soft, command) for command in typed]
+    assert "soft_C(u_i)" in said[0]
+    assert "soft_dp_soft_fedavg" in said[-1]
+    assert 'kind = "soft:SoftClip"' in (soft / "runs/soft/recipe.toml").read_text()
+    model = (soft / "runs/soft/model.safetensors").read_bytes()
+    shutil.copytree(soft / "runs/soft", soft / "runs/more")
+    for name in ("checkpoint.safetensors", "metrics.parquet", "clients.parquet", "ledger.json"):
+        (soft / "runs/more" / name).unlink(missing_ok=True)
+    assert "round 5/5" in fedveil(soft, "train --resume runs/more")
+    assert (soft / "runs/more/model.safetensors").read_bytes() == model
+
+
+def fedveil(directory: Path, command: str) -> str:
+    """What a command prints, in a directory."""
+    environment = {**os.environ, "FEDVEIL_LEDGER": str(directory / "ledger.sqlite")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "fedveil", *shlex.split(command)],
+        cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+def test_the_example_of_using_a_model_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+    (settings,), (command,) = blocks(text, "toml"), blocks(text, "console")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "visits.toml").write_text(settings)
+    fedveil(tmp_path, command.removeprefix("$ fedveil "))
+    rows = (ROOT / "examples" / "visits.csv").read_text().splitlines()[:20]
+    only = [",".join(row.split(",")[1:6]) for row in rows]  # without the client and the label
+    (tmp_path / "new.csv").write_text("\n".join(only))
+    monkeypatch.chdir(tmp_path)
+    example, by_hand = blocks(text, "python")
+    test = doctest.DocTestParser().get_doctest(example, {}, "using", "using.md", 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    runner.run(test)
+    assert runner.summarize(verbose=False) == doctest.TestResults(failed=0, attempted=8)
+    model = fv.open_run("runs/visits").model
+    names = {"model": model, "safetensors": __import__("safetensors.torch")}
+    exec(by_hand.replace("runs/a", "runs/visits"), names)
 
 
 def test_files_in_notation_exist_as_fields() -> None:

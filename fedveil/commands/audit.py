@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from fedveil.commands import flags
 from fedveil.errors import UserError
+from fedveil.imports import module_named
 
 if TYPE_CHECKING:
     from fedveil.audit.report import Audit
@@ -121,9 +121,9 @@ def aggregators(name: str) -> list[Any]:
 
 
 def _imported(name: str) -> ModuleType:
+    if not name.endswith(".py"):
+        return module_named(name, "adapter")
     try:
-        if not name.endswith(".py"):
-            return importlib.import_module(name)
         spec = importlib.util.spec_from_file_location(Path(name).stem, name)
         assert spec is not None
         assert spec.loader is not None

@@ -13,7 +13,10 @@ from fedveil.errors import UserError
 
 Config = Annotated[Path | None, typer.Argument(help="A TOML file; flags win over it.")]
 Algorithm = Annotated[
-    str | None, typer.Option(help="See `fedveil algorithms`; dp_norm_fedavg if none.")
+    str | None,
+    typer.Option(
+        help="See `fedveil algorithms`, or package.module:function; dp_norm_fedavg if none."
+    ),
 ]
 Parameters = Annotated[
     list[str] | None,

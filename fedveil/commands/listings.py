@@ -40,23 +40,26 @@ def datasets(
     entry("", "--path saved, a directory made by fedveil.save_federated", width=28)
 
 
-def algorithms(name: Annotated[str | None, typer.Argument(help="One of them.")] = None) -> None:
+def algorithms(
+    name: Annotated[
+        str | None, typer.Argument(help="One of them, or package.module:function of your own.")
+    ] = None,
+) -> None:
     """List the algorithms with their citations.
 
     With a NAME, its rule and its parameters.
     """
     from fedveil.algorithms import ALGORITHMS
+    from fedveil.algorithms.calling import method_named
     from fedveil.citations import described
-    from fedveil.errors import unknown
     from fedveil.progress import entry
 
-    if name is not None and name not in ALGORITHMS:
-        raise unknown("algorithm", name, ALGORITHMS)
-    for method in [ALGORITHMS[name]] if name else ALGORITHMS.values():
+    for method in [method_named(name)] if name else ALGORITHMS.values():
         text = described(method)
-        entry(text.name, "", width=0)
+        entry(name or text.name, "", width=0)
         entry("", text.rule, width=4)
-        entry("", text.citation, width=4)
+        if text.citation:
+            entry("", text.citation, width=4)
         for line in text.parameters if name else [", ".join(text.names)]:
             entry("", line, width=4)
 

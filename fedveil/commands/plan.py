@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from fedveil.commands import flags
-from fedveil.errors import UserError, unknown
+from fedveil.errors import UserError
 
 
 def plan(
@@ -151,17 +150,16 @@ def _plain(made: Any, sweeps: list[Any], found: list[list[Any]]) -> dict[str, An
 
 def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, Any]:
     """--cohort and --rate as parameters of the algorithm."""
-    from fedveil.algorithms import ALGORITHMS
+    from fedveil.algorithms.calling import method_named, parameters_of, takes_others
 
-    if algorithm not in ALGORITHMS:
-        raise unknown("algorithm", algorithm, ALGORITHMS)
+    method = method_named(algorithm)
     if cohort is None and rate is None:
         return {}
     if cohort is not None and rate is not None:
         raise UserError("Both a rate and a cohort are given; give one of them.")
-    taken = inspect.signature(ALGORITHMS[algorithm]).parameters
+    taken = parameters_of(method)
     name, other = ("clients", "rate") if cohort is not None else ("rate", "clients")
-    if name not in taken:
+    if name not in taken and not takes_others(method):
         flag, instead = ("--cohort", "--rate") if cohort is not None else ("--rate", "--cohort")
         advice = f"give {instead}" if other in taken else "everyone takes part in every round"
         raise UserError(f"{algorithm} does not draw its cohort by {flag}; {advice}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 import tomllib
@@ -242,16 +241,15 @@ def _points(
 
 def _varied(base: Settings, point: Mapping[str, Any]) -> Settings:
     """The settings with a point's values in place of their own."""
-    from fedveil.algorithms import ALGORITHMS
+    from fedveil.algorithms.calling import method_named, parameters_of, takes_others
 
     if not point:
         return base
-    if base.algorithm not in ALGORITHMS:
-        raise unknown("algorithm", base.algorithm, ALGORITHMS)
-    known = inspect.signature(ALGORITHMS[base.algorithm]).parameters
+    method = method_named(base.algorithm)
+    known = parameters_of(method)
     plain = base.model_dump(exclude_unset=True)
     for name, value in point.items():
-        if name in known:
+        if name in known or (name not in VARIABLE and takes_others(method)):
             plain["parameters"] = {**plain.get("parameters", {}), name: value}
         elif name in VARIABLE:
             plain[name] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,15 +113,31 @@ class TableEncoder:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> TableEncoder:
-        """The encoder that `to_json` wrote."""
+    def from_json(cls, text: str | Path) -> TableEncoder:
+        """The encoder that `to_json` wrote; as text, or the path of a file such as encoder.json."""
         try:
-            fields = json.loads(text)
+            fields = json.loads(_read(text))
             columns = tuple(_column_from(entry) for entry in fields["columns"])
             names = tuple(fields["class_names"])
             return cls(columns, fields["client"], fields["label"], names)
+        except UserError:
+            raise
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"This is not a table encoder's JSON ({error!r}).") from None
+
+
+def _read(text: str | Path) -> str:
+    """What a path leads to; text that begins as JSON does is no path."""
+    if isinstance(text, str) and text.lstrip()[:1] in ("{", "["):
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"'{str(text)[:80]}' is not a table encoder's JSON, nor a file of it ({why}); give the "
+            "text or the path of a run's encoder.json."
+        ) from None
 
 
 def words_of(column: pl.Series) -> pl.Series:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 import math
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_type_hints
 
 import torch
 from torch import nn
@@ -19,6 +15,7 @@ from torch import nn
 from fedveil.data.columns import Column, span
 from fedveil.data.federated import Dataset, Federated
 from fedveil.errors import UserError, unknown
+from fedveil.imports import imported
 from fedveil.models.alexnet import AlexNet
 from fedveil.models.cnn import SmallCNN
 from fedveil.models.linear import LinearRegression, SoftmaxRegression
@@ -98,14 +95,26 @@ def build(name: str, data: Dataset | Federated, generator: torch.Generator) -> n
     shape = tuple(_inputs(data).shape[1:])
     if ":" in name:
         return _build_own(name, shape, data.classes, generator)
-    family = "mlp" if re.fullmatch(r"mlp(-[1-9]\d*)+", name) else name
-    if family not in _BUILDERS:
-        raise unknown("model", name, [*MODELS, "package.module:Class"])
+    family = _family(name)
     _refuse_misfit(family, data)
     need = _Need(name, data.name, shape, data.classes)
     model = construct(lambda: _BUILDERS[family](need))
     initialise(model, generator)
     return model
+
+
+def rebuild(name: str, inputs: tuple[int, ...], classes: int, source: str) -> nn.Module:
+    """The model called `name` as a run had it, for parameters that are there already.
+
+    One that comes along takes no memory before it gets them. A file names the user's own, so it
+    is called only if it says itself that it makes modules.
+    """
+    if ":" in name:
+        _refuse_no_module(name)
+        return _build_own(name, inputs, classes, torch.Generator().manual_seed(0))
+    family, need = _family(name), _Need(name, source, inputs, classes)
+    with torch.device("meta"):
+        return _BUILDERS[family](need)
 
 
 def suggest(data: Dataset | Federated) -> str:
@@ -121,6 +130,13 @@ def _inputs(data: Dataset | Federated) -> Column:
 
 def _labels(data: Dataset | Federated) -> Column:
     return data.train.labels if isinstance(data, Dataset) else data.labels
+
+
+def _family(name: str) -> str:
+    family = "mlp" if re.fullmatch(r"mlp(-[1-9]\d*)+", name) else name
+    if family not in _BUILDERS:
+        raise unknown("model", name, [*MODELS, "package.module:Class"])
+    return family
 
 
 def _hidden(name: str) -> tuple[int, ...]:
@@ -164,7 +180,7 @@ def _refuse_no_tokens(data: Dataset | Federated) -> None:
 def _build_own(
     name: str, shape: tuple[int, ...], classes: int, generator: torch.Generator
 ) -> nn.Module:
-    make = _import(name)
+    make: Callable[..., nn.Module] = imported(name, "model", "class", "mymodels:Net")
     offered = {"inputs": shape, "classes": classes}
     arguments = {key: value for key, value in offered.items() if key in _parameters(make)}
     # The user's own initialisation is kept; a seed from our generator makes it repeatable.
@@ -185,6 +201,19 @@ def _build_own(
     return model
 
 
+def _refuse_no_module(name: str) -> None:
+    make = imported(name, "model", "class", "mymodels:Net")
+    try:
+        made = make if isinstance(make, type) else get_type_hints(make).get("return")
+    except Exception:  # an annotation is any expression
+        made = None
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise UserError(
+            f"The model '{name}' of a saved run is no class of torch.nn.Module, and no function "
+            "annotated to return one; annotate it, or give the model as an object."
+        )
+
+
 def _parameters(make: Callable[..., nn.Module]) -> set[str]:
     """Names that can be passed by keyword; `*args` and `**kwargs` promise nothing."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -193,56 +222,3 @@ def _parameters(make: Callable[..., nn.Module]) -> set[str]:
     except (TypeError, ValueError):
         return set()
     return {key for key, parameter in signature.parameters.items() if parameter.kind in named}
-
-
-def _import(name: str) -> Callable[..., nn.Module]:
-    path, _, attribute = name.partition(":")
-    if not attribute.isidentifier() or not all(part.isidentifier() for part in path.split(".")):
-        raise UserError(
-            f"'{name}' does not name a model; write package.module:Class, as in mymodels:Net."
-        )
-    module = _import_module(name, path)
-    found = getattr(module, attribute, None)
-    if not callable(found):
-        near = difflib.get_close_matches(attribute, dir(module), n=1)
-        hint = f"did you mean '{near[0]}'?" if near else "define it there or correct the name."
-        raise UserError(f"The module '{path}' has no class '{attribute}'; {hint}")
-    make: Callable[..., nn.Module] = found
-    return make
-
-
-def _import_module(name: str, path: str) -> object:
-    try:
-        with _current_directory_importable(), redirect_stdout(sys.stderr):  # it may print
-            return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise _import_failed(name, path, error) from error
-        raise UserError(
-            f"There is no module '{error.name}' for the model '{name}'; run from the directory "
-            f"that holds {error.name.split('.')[0]}, or install it."
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise _import_failed(name, path, error) from error
-
-
-def _import_failed(name: str, path: str, error: BaseException) -> UserError:
-    return UserError(
-        f"Importing '{path}' for the model '{name}' failed with {type(error).__name__}: {error}; "
-        "correct that module."
-    )
-
-
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    here = os.getcwd()
-    if here in sys.path or "" in sys.path:
-        yield
-        return
-    importlib.invalidate_caches()
-    sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        if here in sys.path:
-            sys.path.remove(here)

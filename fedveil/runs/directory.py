@@ -26,6 +26,7 @@ from fedveil.loop import State
 from fedveil.runs.versions import refuse_newer
 
 CHECKPOINT = "checkpoint.safetensors"
+MODEL = "model.safetensors"
 TRACE = "ledger.json"
 EVALUATION = "evaluation.json"
 MODE = 0o700  # a run's directory holds private data: norms, client memory, who took part
@@ -138,9 +139,23 @@ class RunDirectory:
         with reading(path):
             return polars.read_parquet(path).to_dicts()
 
-    def save_model(self, parameters: Mapping[str, Tensor]) -> None:
-        """model.safetensors: named parameters, as the module's state_dict has them."""
-        self._save_tensors("model.safetensors", parameters)
+    def save_model(self, parameters: Mapping[str, Tensor], facts: str | None = None) -> None:
+        """model.safetensors: named parameters, as the module's state_dict has them, and facts."""
+        self._save_tensors(MODEL, parameters, None if facts is None else {"facts": facts})
+
+    def load_model(self) -> tuple[dict[str, Tensor], str | None]:
+        """The parameters and facts that `save_model` wrote; earlier versions wrote no facts."""
+        from safetensors import safe_open
+
+        path = self.path / MODEL
+        if not path.is_file():
+            raise UserError(
+                f"{self.path} has no {MODEL} yet: the run has not ended; go on with it by "
+                f"`fedveil train --resume {self.path}`."
+            )
+        with reading(path), safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, (file.metadata() or {}).get("facts")
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json: the result and its guarantee."""
@@ -172,7 +187,7 @@ class RunDirectory:
     def forget_results(self) -> None:
         """Remove what an earlier stop concluded."""
         with saving(self.path):
-            for name in ("summary.json", "privacy.txt", "model.safetensors", EVALUATION):
+            for name in ("summary.json", "privacy.txt", MODEL, EVALUATION):
                 (self.path / name).unlink(missing_ok=True)
 
     def rounds_played(self) -> int:
