@@ -21,7 +21,7 @@ from fedveil.data.encoding import TableEncoder
 from fedveil.errors import UserError
 from fedveil.models.catalog import rebuild
 from fedveil.runs.directory import MODEL, RunDirectory, reading
-from fedveil.runs.listing import refuse_newer
+from fedveil.runs.versions import refuse_newer
 
 if TYPE_CHECKING:
     import polars as pl
