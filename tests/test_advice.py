@@ -78,7 +78,7 @@ def test_the_note_about_ranges_is_a_flag_that_works(run: Run, table: Path) -> No
 
 def test_an_unsaved_run_names_no_files_of_its_own(blobs: Federated) -> None:
     result = train(algorithms.dp_fedavg(noise_multiplier=3.0, steps=1), blobs, rounds=1)
-    assert "one that is not saved in result.records alone" in result.statement.text()
+    assert "of one that is not saved result.records has the means" in result.statement.text()
 
 
 def test_the_noise_found_is_the_noise_told(run: Run) -> None:

@@ -192,3 +192,13 @@ def test_a_run_of_a_newer_version_is_refused_everywhere_in_one_way(
         said |= {refused("budget", "set", "runs/a", "--epsilon", 3)}
     (one,) = said
     assert f"{name} was written by fedveil 9.8.7, which is newer than this" in one
+
+
+def test_an_epsilon_that_does_not_cover_the_threshold_is_marked(run: Run) -> None:
+    flags = ("--dataset", "digits", "--clients", 20, "--rounds", 1, "--noise-multiplier", 2.0)
+    for clip in ("probe", "1.0"):
+        probing = ("--algorithm", "dp_fedavg", "--set", f"clip={clip}", "--set", "rate=0.5")
+        well(run("train", *probing, *flags, "--out", f"runs/{clip}"))
+    lines = {line.split()[0]: line for line in well(run("runs")).splitlines() if "runs/" in line}
+    assert " + leak " in lines["runs/probe"]
+    assert "leak" not in lines["runs/1.0"]

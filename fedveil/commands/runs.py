@@ -146,7 +146,7 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
     ended = run.rounds and run.loss is not None and not run.untold
     spent = "not private" if not run.private else "∞" if ended else ""
     if run.epsilon is not None:
-        spent = rounded_up(run.epsilon)
+        spent = f"{rounded_up(run.epsilon)}{' + leak' if run.leaks else ''}"
     return f"{run.rounds}/{run.planned}", score, spent
 
 

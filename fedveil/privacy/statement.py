@@ -243,8 +243,8 @@ class Statement:
         return (
             "recorded: norm and angle of every update of a client, and how the model serves each "
             "client; a saved run keeps them in metrics.parquet, clients.parquet and "
-            "evaluation.json, one that is not saved in result.records alone; they are private "
-            "data, which no ε covers, and not to be released."
+            "evaluation.json, and of one that is not saved result.records has the means; they are "
+            "private data, which no ε covers, and not to be released."
         )
 
     def _assumptions(self) -> Iterator[str]:

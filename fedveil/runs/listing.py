@@ -46,6 +46,7 @@ class Listed:
     adjacency: str = ""  # of ε, where the run ended
     unit: str = ""
     private: bool = False
+    leaks: bool = False  # a clipping threshold taken from the data, which no ε covers
     seed: int = 0
     untold: bool = False  # whether rounds were played since ε was last told
     problem: str = ""  # what is broken
@@ -139,6 +140,7 @@ def _listed(path: Path) -> Listed:
             "delta": plain.get("delta"),
             "view": str(recipe.get("view", "models")),
             "private": recipe.get("noise", {}).get("kind", "Silent") != "Silent",
+            "leaks": recipe.get("bound", {}).get("kind") == "ProbedClip",
             "seed": int(plain.get("seed", 0)),
         }
     if (path / "summary.json").is_file():
