@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import os
 import re
 import shlex
@@ -40,6 +41,16 @@ def test_the_readme_s_python_example_runs() -> None:
     assert len(lines) < 10
 
 
+def shown(command: str) -> list[str]:
+    """The lines that the README shows of what a command says."""
+    for block in blocks(README, "console"):
+        after = block.partition(f"$ {command}\n")[2]
+        if after:
+            lines = itertools.takewhile(lambda line: not line.startswith("$"), after.splitlines())
+            return [line for line in lines if line != "…"]
+    return []
+
+
 def sittings() -> list[list[str]]:
     """The commands of each block; one that speaks of a run of another block begins with it."""
     found = [
@@ -65,6 +76,7 @@ def test_the_readme_s_commands_run(sitting: list[str], tmp_path: Path) -> None:
         )  # fmt: skip
         assert done.returncode == 0, (command, done.stderr)
         assert done.stdout
+        assert not set(shown(command)) - set(done.stdout.splitlines()), done.stdout
 
 
 def test_the_readme_s_make_targets_exist_and_ci_calls_its_test_command() -> None:
