@@ -72,7 +72,7 @@ class Guarantee:
         return (
             f"To anyone who {SEEN[self.view]}, this training is "
             f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-differentially private at the "
-            f"level of one {self.unit} ({self.adjacency} adjacency, {self.rounds:,} rounds"
+            f"level of one {self.unit} ({self.adjacency} adjacency, {_rounds(self.rounds)}"
             f"{self._public()}).{self._attended()}{self.remark()}"
         )
 
@@ -82,7 +82,7 @@ class Guarantee:
     def _attended(self) -> str:
         if self.hidden or (self.drawn is None and self.most == self.rounds):
             return ""
-        often = "every round" if self.most == self.rounds else f"{self.most:,} rounds"
+        often = "every round" if self.most == self.rounds else _rounds(self.most)
         holds = f" It holds for one that takes part in {often}"
         if self.drawn is None:
             return f"{holds}."
@@ -196,7 +196,7 @@ class Statement:
         more = ""
         if isinstance(self.recipe.bound, AdaptiveClip):
             more = " and every threshold C_k, whose noisy counts are accounted"
-        return f"every model of {self.main.rounds:,} rounds{more}; all that is computed from them."
+        return f"every model of {_rounds(self.main.rounds)}{more}; all that is computed from them."
 
     def _sampling(self) -> str:
         cohort, unit = self.recipe.cohort, self.main.unit
@@ -272,7 +272,7 @@ def _line(guarantee: Guarantee) -> str:
         return f"no finite ε, {brief}: {guarantee.reason}."
     drawn = ""
     if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
-        often = "all rounds" if guarantee.most == guarantee.rounds else f"{guarantee.most:,} rounds"
+        often = "all rounds" if guarantee.most == guarantee.rounds else _rounds(guarantee.most)
         drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
     return (
         f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "
@@ -357,3 +357,11 @@ def _reason(event: events.Release) -> str:
     if isinstance(event, events.NonPrivate):
         return event.reason
     return "there is too little noise for this δ"
+
+
+def _rounds(count: int) -> str:
+    """
+    >>> _rounds(1), _rounds(1000)
+    ('1 round', '1,000 rounds')
+    """
+    return f"{count:,} round{'' if count == 1 else 's'}"
