@@ -93,7 +93,7 @@ def test_a_run_that_comes_out_otherwise_is_told(run: Run, monkeypatch: pytest.Mo
     flags += ("--dataset", "digits", "--clients", 20, "--rounds", 3)
     assert RELEASED_BEFORE not in run(*flags, "--out", "one").out
     commit = Session.commit
-    monkeypatch.setattr(Session, "commit", lambda s, r, digest: commit(s, r, "f" + digest[1:]))
+    monkeypatch.setattr(Session, "commit", lambda s, r, digest: commit(s, r, digest[::-1]))
     assert f"Note         {RELEASED_BEFORE}" in run(*flags, "--out", "two").out
     problem = run("budget", "verify").out
     assert "rounds 1–3 were released in two versions under the same noise, by runs of" in problem

@@ -488,7 +488,7 @@ BAD = {
         "500",
     ),
     "a missing settings file": (("nowhere.toml",), "Could not read nowhere.toml"),
-    "a directory for settings": ((".",), "Could not read ."),
+    "a directory for settings": ((".",), "is a directory; name a TOML file"),
     "a missing table": (("--path", "no.csv", "--client", "a", "--label", "b"), "no.csv"),
     "a missing folder": (("--path", "pictures"), "pictures"),
     "a run that is none": (("--resume", "."), "it has no recipe.toml"),

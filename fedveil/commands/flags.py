@@ -79,7 +79,7 @@ def refuse_no_settings(config: Path | None) -> None:
             "and --label, its columns."
         )
     if config.is_dir():
-        raise UserError(f"{config} is a directory; name a TOML file, or data with --path {here}.")
+        raise UserError(f"{config} is a directory; name a TOML file, or data as `--path {here}`.")
 
 
 def gathered(

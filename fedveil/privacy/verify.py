@@ -55,7 +55,7 @@ def verify(ledger: Ledger) -> Verdict:
         if twice:
             runs = ", ".join(map(str, books.entries_of(key)))
             verdict.problems.append(
-                f"{stream.body['recipe']} on {stream.account}: {_spans(twice)} were released in "
+                f"{stream.body['recipe']} on {stream.account}: {_spans(twice)} released in "
                 f"two versions under the same noise, by runs of entries {runs} (`fedveil budget "
                 "history`), whose difference no ε covers; release one of their models at most, and "
                 "play the other anew under another seed"
@@ -66,7 +66,7 @@ def verify(ledger: Ledger) -> Verdict:
 def _spans(rounds: Sequence[int]) -> str:
     """
     >>> _spans([1, 2, 3, 7]), _spans([4])
-    ('rounds 1–3, 7', 'rounds 4')
+    ('rounds 1–3, 7 were', 'round 4 was')
     """
     spans: list[list[int]] = []
     for round in rounds:
@@ -74,7 +74,8 @@ def _spans(rounds: Sequence[int]) -> str:
             spans[-1][1:] = [round]
         else:
             spans.append([round])
-    return "rounds " + ", ".join("–".join(map(str, span)) for span in spans)
+    told = ", ".join("–".join(map(str, span)) for span in spans)
+    return f"round {told} was" if len(rounds) == 1 else f"rounds {told} were"
 
 
 def _rounds(books: Books, account: Account) -> int:

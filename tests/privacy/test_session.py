@@ -253,7 +253,7 @@ def test_without_a_budget_other_bytes_are_noted(books: Ledger) -> None:
         session.check(0, released)
         session.commit(0, released)
     (problem,) = verify(books).problems
-    assert "rounds 1 were released in two versions under the same noise" in problem
+    assert "round 1 was released in two versions under the same noise" in problem
 
 
 def test_rounds_that_the_ledger_does_not_know_are_charged(books: Ledger) -> None:

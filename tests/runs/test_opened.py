@@ -220,7 +220,7 @@ def test_a_model_that_was_an_object_is_given_again() -> None:
 
 
 def test_what_is_no_run_and_what_has_not_ended(here: Path) -> None:
-    with pytest.raises(UserError, match="is not a run"):
+    with pytest.raises(UserError, match="There is no directory"):
         fv.open_run(here / "absent")
     trained()
     Path("run/model.safetensors").unlink()
