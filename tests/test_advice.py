@@ -31,7 +31,7 @@ def test_a_comparison_of_nothing(refused: Refused) -> None:
 
 def test_what_is_no_settings_file_is_told_its_flag(refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "eng").mkdir()
-    assert "data with --path eng" in refused("train", "eng")
+    assert "data as `--path eng`" in refused("train", "eng")
     (tmp_path / "eng" / "recipe.toml").write_text("")
     said = refused("train", "eng")
     assert "`fedveil train --resume eng`" in said
