@@ -10,7 +10,7 @@ fit together is refused when it is built, with the two parts and what would fit.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from fedveil.errors import UserError
@@ -54,6 +54,13 @@ class Recipe:
     def private(self) -> bool:
         """Whether it sets out to be private at all."""
         return not isinstance(self.noise, Silent)
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """The classes of its parts that are not fedveil's: what these promise is not proved."""
+        kinds = (type(getattr(self, field.name)) for field in fields(self))
+        places = ((kind.__module__, kind.__qualname__) for kind in kinds if kind is not str)
+        return tuple(f"{m}:{name}" for m, name in places if m.partition(".")[0] != "fedveil")
 
     def message(self, dim: int, bound: Bound | None = None) -> Norms:
         """What one message can be at most, after bound and quantization."""

@@ -45,7 +45,7 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
 def equal_shares(count: int, most: int) -> list[slice]:
     """0 … count − 1 in shares of at most so many, as many for each core as for the others.
 
-    By the machine's cores and not by the threads in use: a run alone and the same run beside
+    By the cores there are and not by the threads in use: a run alone and the same run beside
     others, on one thread, have the same sums to the last bit. Their noise is the same, so a
     difference would be one that no noise covers.
     """

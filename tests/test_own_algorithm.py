@@ -20,6 +20,7 @@ from fedveil.errors import UserError
 from fedveil.parts.bound import Clip, within
 from fedveil.parts.noise import Gaussian
 from fedveil.privacy.norms import Norms
+from fedveil.privacy.statement import statement
 from fedveil.recipe import Recipe
 from fedveil.runs.codec import code_of, identified, recipe_from_plain, to_plain
 from fedveil.settings import Settings, read_settings, resolve_recipe
@@ -171,6 +172,26 @@ def test_a_function_that_does_not_say_it_makes_recipes_is_never_called(name: str
         method_named(name)
     module = sys.modules.get("fedveil_test_own")
     assert module is None or module.CALLED == []
+
+
+def test_a_statement_says_that_own_parts_are_taken_on_trust() -> None:
+    recipe = dataclasses.replace(call("dp_fedavg", {"noise_multiplier": 2.0}), name="mine")
+    told = "parts that are not fedveil's (tests.test_own_algorithm:Third) do what they say"
+    assert told not in statement(recipe, 10, 100, 1, 1e-5).text()
+    mine = dataclasses.replace(recipe, bound=Third())
+    assert mine.foreign == ("tests.test_own_algorithm:Third",)
+    assert told in statement(mine, 10, 100, 1, 1e-5).text()
+
+
+@dataclasses.dataclass(frozen=True)
+class Third:
+    """A third of every update, and of the bound."""
+
+    def scale(self, norms: Tensor) -> Tensor:
+        return Clip(1 / 3).scale(norms)
+
+    def norms(self, dim: int) -> Norms:
+        return within(1 / 3, dim)
 
 
 def test_an_unknown_algorithm_s_sentence_says_that_one_can_bring_one_s_own() -> None:

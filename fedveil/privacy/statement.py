@@ -250,6 +250,8 @@ class Statement:
     def _assumptions(self) -> Iterator[str]:
         yield "every message is bounded as the recipe says, by its client or by who receives it"
         yield f"the number of {self.main.unit}s and the recipe are public"
+        if own := ", ".join(self.recipe.foreign):
+            yield f"parts that are not fedveil's ({own}) do what they say; nobody has checked that"
         if any(g.private and g.hidden for g in self.guarantees):
             yield "towards view models: the server is trusted, and who takes part stays secret"
         if self.towards("sum").private:
