@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedveil.data.federated import Examples, Federated, Optimum
+from fedveil.data.origin import SIMULATED
 from fedveil.errors import UserError, unknown
 from fedveil.models.linear import LinearRegression
 from fedveil.models.start import construct
@@ -119,7 +120,9 @@ def _problem(
     inputs = torch.from_numpy(rows.reshape(-1, dim)).float()
     labels = torch.from_numpy(targets.reshape(-1)).float()
     offsets = torch.arange(0, clients * examples + 1, examples)
-    data = Federated(name, inputs, labels, offsets, Examples(inputs, labels), 1, "half_squared")
+    data = Federated(
+        name, inputs, labels, offsets, Examples(inputs, labels), 1, "half_squared", origin=SIMULATED
+    )
     solved = _least_squares(data) if optimum is None else torch.from_numpy(optimum)
     start = torch.zeros(dim) if offset is None else (solved + torch.from_numpy(offset)).float()
     known = Optimum(solved, _gaps(rows, targets, solved.numpy()))

@@ -117,7 +117,8 @@ class Training:
     def guarantee(self, view: View | None = None) -> Guarantee:
         """What has been spent so far, towards one with this view (the recipe's own if none)."""
         recipe, rounds = charging.charged(self)
-        return guarantee(recipe, self.task.dim, self.data.clients, rounds, self.delta, view)
+        size = (self.task.dim, self.data.clients)
+        return guarantee(recipe, *size, rounds, self.delta, view, self.data.origin)
 
     def statement(self, rounds: int | None = None) -> Statement:
         """What has been spent so far, or will be after `rounds`, towards each view."""
@@ -130,6 +131,7 @@ class Training:
             self.delta,
             isinstance(self.key, SecretKey),
             self.diagnostics,
+            self.data.origin,
         )
 
     def _record(self, info: Info, seconds: float) -> Record:

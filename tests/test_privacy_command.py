@@ -36,7 +36,7 @@ def test_the_issue_s_question_has_the_known_answer(run: Run) -> None:
     assert "noise multiplier = 2.69" in outcome.out
     for word in (
         "add-remove",
-        "one client",
+        "per client",
         "Poisson",
         "dp-accounting",
         "Not covered",

@@ -84,6 +84,7 @@ def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
 def _stated(target: Path) -> tuple[str, Statement]:
     """A run's statement, computed anew from its recipe; or that of a recipe still to be run."""
     from fedveil.charging import redrawn
+    from fedveil.data.origin import Origin
     from fedveil.privacy.statement import statement
     from fedveil.progress import getting_ready
     from fedveil.runs.directory import RunDirectory, reading
@@ -98,9 +99,10 @@ def _stated(target: Path) -> tuple[str, Statement]:
             played = max(facts["rounds"], run.rounds_played())
             size = (facts["dimension"], facts["population"], played, facts["delta"])
             told = (facts["randomness"] == "secure", facts.get("diagnostics"))
+            origin = Origin.from_plain(facts.get("origin"))
             lost = max(facts["rounds"] - known["rounds"], 0)
         recipe = redrawn(resolve_recipe(read_settings(target / "recipe.toml", {})), lost)
-        return "", statement(recipe, *size, *told)
+        return "", statement(recipe, *size, *told, origin)
     settings = read_settings(target, {})
     refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
     with getting_ready():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.columns import Column, digest, span
+from fedveil.data.origin import REAL, Origin
 from fedveil.data.partition import ByKey
 from fedveil.errors import UserError
 
@@ -53,6 +54,7 @@ class Dataset:
     keys: np.ndarray | None = None  # for each training example: to which client it belongs
     notes: tuple[str, ...] = ()  # what the user should know, a line each
     encoder: str | None = None  # how a table's rows became inputs, as JSON
+    origin: Origin = REAL
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):
@@ -79,6 +81,7 @@ class Dataset:
             encoder=self.encoder,
             class_names=self.class_names,
             tested_on_clients=isinstance(partitioner, ByKey) and len(self.test) > 0,
+            origin=self.origin if isinstance(partitioner, ByKey) else self.origin.split(),
         )
 
 
@@ -110,6 +113,7 @@ class Federated:
     optimum: Optimum | None = None
     class_names: tuple[str, ...] = ()
     tested_on_clients: bool = False  # whether test examples were held out of the clients' own
+    origin: Origin = REAL
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -170,7 +174,8 @@ class Federated:
     def by_example(self) -> Federated:
         """The same data with every example a population member of its own (unit: example)."""
         offsets = torch.arange(len(self.labels) + 1)
-        return replace(self, offsets=offsets, unit="example", optimum=None)
+        origin = self.origin.by_example()
+        return replace(self, offsets=offsets, unit="example", optimum=None, origin=origin)
 
 
 def blocks(offsets: np.ndarray, examples: int) -> Iterator[tuple[int, int]]:

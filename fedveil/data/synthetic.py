@@ -28,6 +28,7 @@ from torch import Tensor
 
 from fedveil.data.columns import Index, positions
 from fedveil.data.federated import Dataset, Examples, Federated
+from fedveil.data.origin import SIMULATED
 from fedveil.errors import UserError
 
 LATENT = 64  # random bytes of a class, a client and an example
@@ -211,6 +212,7 @@ def synthetic(
         test=Examples(Inputs(law, tested, TEST), Labels(law, tested, TEST)),
         classes=law.classes,
         notes=(NOTE,),
+        origin=SIMULATED,
     )
 
 
@@ -223,6 +225,7 @@ def load_synthetic() -> Dataset:
         test=Examples(data.test.inputs[:], data.test.labels[:]),
         classes=data.classes,
         keys=np.repeat(np.arange(data.clients), data.sizes.numpy()),
+        origin=SIMULATED,
         notes=data.notes,
     )
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
+from fedveil.data.origin import REAL, Origin
 from fedveil.parts.bound import AdaptiveClip, ProbedClip
 from fedveil.parts.cohort import FixedSize, Poisson
 from fedveil.parts.discrete import (
@@ -29,8 +30,8 @@ from fedveil.wire import length
 
 VIEWS: tuple[View, ...] = ("models", "sum", "messages")
 SEEN: dict[str, str] = {
-    "models": "sees all released models but no single message",
-    "sum": "sees who takes part and the sum of their messages, but no single message",
+    "models": "sees every released model but no individual message",
+    "sum": "sees who takes part and the sum of their messages, but no individual message",
     "messages": "sees every client's message and who sent it",
 }
 BRIEFLY: dict[str, str] = {
@@ -59,6 +60,7 @@ class Guarantee:
     hidden: bool = True  # whether this view does not show who takes part
     most: int = 0
     drawn: float | None = None
+    origin: Origin = REAL
 
     @property
     def private(self) -> bool:
@@ -70,14 +72,28 @@ class Guarantee:
         if not self.private:
             return f"No privacy guarantee: {self.reason}."
         return (
-            f"To anyone who {SEEN[self.view]}, this training is "
-            f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})-differentially private at the "
-            f"level of one {self.unit} ({self.adjacency} adjacency, {_rounds(self.rounds)}"
-            f"{self._public()}).{self._attended()}{self.remark()}"
+            f"{self._subject()} ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
+            f"-differentially private per {self.unit} against anyone who {SEEN[self.view]}. "
+            f"Adjacency: {self.adjacency}. Rounds: {self.rounds:,}.{self._public()}"
+            f"{self._attended()}{self.remark()}"
         )
 
+    def _subject(self) -> str:
+        """What holds only in a simulation, or not at all, comes before the claim."""
+        excluded = self.origin.excluded
+        apart = f"apart from {excluded}, read from private data without noise, " if excluded else ""
+        if self.origin.simulated:
+            return (
+                "Simulation: the clients are made up, so nobody real is protected. For real "
+                f"clients, {apart}this training would be"
+            )
+        claim = f"{apart}this training is"
+        return claim[:1].upper() + claim[1:]
+
     def _public(self) -> str:
-        return f", {self.population:,} {self.unit}s as a public number" if self.population else ""
+        return (
+            f" Public: the number of {self.unit}s ({self.population:,})." if self.population else ""
+        )
 
     def _attended(self) -> str:
         if self.hidden or (self.drawn is None and self.most == self.rounds):
@@ -159,6 +175,7 @@ class Statement:
             "bytes_per_message": self.message_bytes,
             "randomness": {None: None, True: "secure", False: "seeded"}[self.secure],
             "diagnostics": self.diagnostics,
+            "origin": asdict(main.origin),
             "accountant": _accountant(),
             "statement": {label.strip(): text for label, text in self.entries()},
         }
@@ -284,6 +301,7 @@ def _line(guarantee: Guarantee) -> str:
 
 def _plain(guarantee: Guarantee) -> dict[str, Any]:
     values = asdict(guarantee)
+    del values["origin"]  # said once, for all views
     for name in ("epsilon", "drawn"):
         if values[name] is not None and not math.isfinite(values[name]):
             values[name] = None
@@ -318,6 +336,7 @@ def guarantee(
     rounds: int,
     delta: float,
     view: View | None = None,
+    origin: Origin = REAL,
 ) -> Guarantee:
     """What `rounds` rounds of a recipe with settled noise have spent, towards a view."""
     view = view or recipe.view
@@ -338,6 +357,7 @@ def guarantee(
         hidden=hidden,
         most=recipe.most(rounds),
         drawn=None if attended is None else min(accounting.epsilon(attended, delta), epsilon),
+        origin=origin,
     )
 
 
@@ -349,9 +369,10 @@ def statement(
     delta: float,
     secure: bool | None = False,
     diagnostics: bool | None = None,
+    origin: Origin = REAL,
 ) -> Statement:
     """The statement of a recipe with settled noise after so many rounds."""
-    views = tuple(guarantee(recipe, dim, population, rounds, delta, view) for view in VIEWS)
+    views = tuple(guarantee(recipe, dim, population, rounds, delta, view, origin) for view in VIEWS)
     return Statement(recipe, dim, views, secure, diagnostics)
 
 

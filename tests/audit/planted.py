@@ -42,8 +42,9 @@ from ..contracts.recipes import (
     check_neighbours,
     check_noise_of_rounds,
 )
+from ..mutations.making import line, returning
+from ..mutations.test_core import noise_before_the_clip
 from ..test_contracts import check_remark
-from ..test_mutations import line, noise_before_the_clip, returning
 
 CLIPPED = algorithms.dp_fedavg(clip=0.7, rate=0.5, noise_multiplier=1.0)
 ADAPTED = algorithms.dp_fedavg_adaptive(start=0.3, rate=0.5, count_noise=2.0, noise_multiplier=2.0)

@@ -42,7 +42,7 @@ def test_every_recipe_has_a_statement_that_names_what_an_epsilon_needs(recipe: R
         return
     wanted = ["Released", "Sampling", "Noise", "Accounted", "Assumed", "Not covered", *VIEWS]
     assert set(wanted) <= set(labels)
-    assert f"one {recipe.unit}" in made.main.sentence()
+    assert f"per {recipe.unit}" in made.main.sentence()
     assert made.main.adjacency in made.main.sentence()
 
 

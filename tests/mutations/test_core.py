@@ -6,12 +6,7 @@ code changed; should the line go, its mutation fails loudly and must be written 
 
 from __future__ import annotations
 
-import inspect
-import sys
-import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,12 +25,12 @@ from fedveil.privacy.statement import Guarantee
 from fedveil.recipe import Recipe
 from fedveil.streams import stream
 
-from .contracts.bounds import check_bound
-from .contracts.cohorts import check_cohort
-from .contracts.examples import PRIVATE
-from .contracts.noises import check_noise
-from .contracts.quantizers import check_quantizer
-from .contracts.recipes import (
+from ..contracts.bounds import check_bound
+from ..contracts.cohorts import check_cohort
+from ..contracts.examples import PRIVATE
+from ..contracts.noises import check_noise
+from ..contracts.quantizers import check_quantizer
+from ..contracts.recipes import (
     CLIENTS,
     DIM,
     check_amplification,
@@ -54,10 +49,10 @@ from .contracts.recipes import (
     check_views,
     check_wire,
 )
-from .contracts.replay import Scripted, normal_answers, people
-from .test_contracts import OTHERS, check_remark, check_runs_share_no_noise, noise_of
+from ..contracts.replay import Scripted, normal_answers, people
+from ..test_contracts import OTHERS, check_remark, check_runs_share_no_noise, noise_of
+from .making import Mutation, line, mutate, named, require_caught, returning
 
-Owner = type | ModuleType
 SERVER = algorithms.dp_fedavg(rate=0.2, noise_multiplier=2.0)
 
 
@@ -139,27 +134,6 @@ def test_an_adaptive_clip_with_its_sign_flipped_runs_away(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------------------------- mistakes
 
 
-def mutate(patch: pytest.MonkeyPatch, owner: Owner, name: str, *changes: tuple[str, str]) -> None:
-    """Put a function with some of its text changed in the place of the real one."""
-    real = inspect.getattr_static(owner, name)
-    source = textwrap.dedent(inspect.getsource(getattr(real, "__wrapped__", real)))
-    for old, new in changes:
-        assert source.count(old) == 1, f"{owner.__name__}.{name} does not say {old!r} just once"
-        source = source.replace(old, new)
-    module = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
-    scope = dict(vars(module))
-    exec(compile("from __future__ import annotations\n" + source, name, "exec"), scope)
-    patch.setattr(owner, name, scope[name])
-
-
-def line(owner: Owner, name: str, *changes: tuple[str, str]) -> Callable[[Any], None]:
-    return lambda patch: mutate(patch, owner, name, *changes)
-
-
-def returning(owner: Owner, name: str, instead: Callable[..., Any]) -> Callable[[Any], None]:
-    return lambda patch: patch.setattr(owner, name, instead)
-
-
 flipped_sign = line(bound.AdaptiveClip, "next", ("-self.rate *", "self.rate *"))
 
 
@@ -230,16 +204,6 @@ def of(guard: Callable[[Recipe], Any], name: str) -> Callable[[], Any]:
 
 def on(guard: Callable[[Any], None], part: Any) -> Callable[[], None]:
     return lambda: guard(part)
-
-
-@dataclass(frozen=True)
-class Mutation:
-    """A mistake, and the guard that must notice it."""
-
-    mistake: str
-    make: Callable[[Any], None]
-    guard: str
-    check: Callable[[], Any]
 
 
 MUTATIONS = [
@@ -542,15 +506,11 @@ MUTATIONS = [
 ]
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: f"{m.mistake} | {m.guard}")
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=named)
 def test_a_mistake_is_caught_by_its_guard(
     mutation: Mutation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mutation.check()  # as the code is, the guard has nothing to say
-    with monkeypatch.context() as patch:
-        mutation.make(patch)
-        with pytest.raises((AssertionError, UserError)):
-            mutation.check()
+    require_caught(mutation, monkeypatch)
 
 
 def test_the_mistakes_of_the_list_are_all_made() -> None:

@@ -1,0 +1,66 @@
+"""Make a mistake in the code on purpose, and require that a guard notices it.
+
+A guard is a check that passes on the code as it is. A mistake is a line of that code changed; if
+the line is gone, its mutation fails loudly and has to be rewritten.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fedveil.errors import UserError
+
+Owner = type | ModuleType
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake, and the guard that must notice it."""
+
+    mistake: str
+    make: Callable[[Any], None]
+    guard: str
+    check: Callable[[], Any]
+
+
+def named(mutation: Mutation) -> str:
+    """The test's name."""
+    return f"{mutation.mistake} | {mutation.guard}"
+
+
+def require_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard passes on the code as it is, and fails once the mistake is made."""
+    mutation.check()
+    with monkeypatch.context() as patch:
+        mutation.make(patch)
+        with pytest.raises((AssertionError, UserError)):
+            mutation.check()
+
+
+def mutate(patch: pytest.MonkeyPatch, owner: Owner, name: str, *changes: tuple[str, str]) -> None:
+    """Put a function with some of its text changed in the place of the real one."""
+    real = inspect.getattr_static(owner, name)
+    source = textwrap.dedent(inspect.getsource(getattr(real, "__wrapped__", real)))
+    for old, new in changes:
+        assert source.count(old) == 1, f"{owner.__name__}.{name} does not say {old!r} just once"
+        source = source.replace(old, new)
+    module = owner if isinstance(owner, ModuleType) else sys.modules[owner.__module__]
+    scope = dict(vars(module))
+    exec(compile("from __future__ import annotations\n" + source, name, "exec"), scope)
+    patch.setattr(owner, name, scope[name])
+
+
+def line(owner: Owner, name: str, *changes: tuple[str, str]) -> Callable[[Any], None]:
+    return lambda patch: mutate(patch, owner, name, *changes)
+
+
+def returning(owner: Owner, name: str, instead: Callable[..., Any]) -> Callable[[Any], None]:
+    return lambda patch: patch.setattr(owner, name, instead)
