@@ -93,6 +93,10 @@ class Source:
     rows: Tensor
     batch: Tensor
 
+    def is_batch(self, x: Tensor) -> bool:
+        """Whether these numbers are the step's batch itself."""
+        return x.data_ptr() == self.batch.data_ptr() and x.shape == self.batch.shape
+
 
 @dataclass
 class ConvLayer:
@@ -113,14 +117,15 @@ class ConvLayer:
         flat = self.weight.permute(0, 2, 3, 1).reshape(len(self.weight), -1)
         self.store = Written(flat, self.clients)
 
-    def use(self, constant: bool, source: Source | None) -> Use:
-        """One use in this step's forward pass; `constant` inputs come from no other parameter."""
+    def use(self, source: Source | None) -> Use:
+        """One use in this step's forward pass; its inputs may be the step's own batch."""
         kept: list[tuple[Tensor, torch.Size]] = []
         role = f"{self.name}, use {self.uses}"
         self.uses += 1
 
-        def forward(x: Tensor) -> Tensor:
-            patches = self._patches(x, role, constant, source)
+        def forward(x: Tensor, constant: bool) -> Tensor:
+            known = source if source is not None and source.is_batch(x) else None
+            patches = self._patches(x, role, constant, known)
             kept.append((patches, x.shape))
             return self._product(patches, x.shape)
 
@@ -210,7 +215,7 @@ class GroupedConvLayer:
         """One use in this step's forward pass."""
         kept: list[Tensor] = []
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(x: Tensor, constant: bool) -> Tensor:
             kept.append(self._beside(x))
             y = self._apart(F.conv2d(kept[0], self._weights(), None, *self._where()))
             if self.bias is None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedveil.engines.convolution import ConvLayer, GroupedConvLayer, Source, Window
@@ -74,7 +75,7 @@ class FactoredEngine:
     ) -> None:
         """Leave the gradients of each client's mean loss with the layers."""
         with torch.enable_grad(), _Interception(work, pace):
-            outputs = work.module(inputs)
+            outputs = work.outputs(inputs)
         if outputs.requires_grad:
             outputs.backward(self.task.slope_of_losses(outputs.detach(), labels, weights))
 
@@ -89,7 +90,7 @@ class _Group:
     clients: int
     repeated: bool
     layers: dict[str, Layer] = field(default_factory=dict)
-    anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
+    anchor: Tensor = field(default_factory=lambda: torch.zeros(()))  # of the client mapped over
     numbers: int = 0  # that go through the layers of a forward pass
     products: int = 0  # of numbers that are added up in it
     source: Source | None = None  # of the batch of this step
@@ -106,6 +107,21 @@ class _Group:
         for mine, shares in zip(rows, weights, strict=True):
             self.source = Source(examples, mine, examples.index_select(0, mine))
             yield self.source.batch, classes.index_select(0, mine), shares
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """The module's answers, [clients·width, …], where it sees one client at a time.
+
+        Whatever a module does with its batch, `vmap` keeps clients apart (docs/privacy.md, "One
+        client alone"). Layers see all of them together: each use has an anchor that is mapped over.
+        """
+
+        def alone(examples: Tensor, anchor: Tensor) -> Tensor:
+            self.anchor = anchor
+            answer: Tensor = self.module(examples)
+            return answer
+
+        anchors = torch.zeros(self.clients, requires_grad=True)
+        return vmap(alone)(inputs.unflatten(0, (self.clients, -1)), anchors).flatten(0, 1)
 
     def count(self, func: Any, args: Any, output: Tensor) -> None:
         """What one use of a parameter costs."""
@@ -166,7 +182,7 @@ def cost(task: Task, example: Tensor) -> Cost:
     work = _Group(module, names, task.unflatten(task.flatten()), 1, repeated=False)
     pace = Pace.start(Plan(torch.zeros(1, 1, 1, dtype=torch.long), torch.zeros(1, 1)))
     with torch.no_grad(), _Interception(work, pace, counting=True):
-        module(example)
+        work.outputs(example)
     layers = [layer for layer in work.layers.values() if isinstance(layer, LinearLayer)]
     linear = sum(layer.weight.numel() for layer in layers)
     return Cost(work.numbers + example.numel(), work.products, linear)
@@ -212,7 +228,7 @@ def _linear(
     layer = mode.work.layers[name]
     if not isinstance(layer, LinearLayer):
         raise NotServedError(f"{name} is shared by operations of two kinds")
-    output = applied(layer.use(mode.pace, not input.requires_grad), input, mode.work.anchor)
+    output = applied(layer.use(mode.pace), input, mode.work.anchor)
     frozen = bias is not None and layer.bias is None
     return output + bias if frozen and bias is not None else output
 
@@ -248,9 +264,7 @@ def _conv2d(
         raise NotServedError(f"the bias of {name} is frozen")
     if isinstance(layer, GroupedConvLayer):
         return applied(layer.use(), images, mode.work.anchor)
-    source = mode.work.source
-    known = source if source is not None and images is source.batch else None
-    return applied(layer.use(not input.requires_grad, known), images, mode.work.anchor)
+    return applied(layer.use(mode.work.source), images, mode.work.anchor)
 
 
 def _shifted(mode: _Interception, output: Tensor, bias: Tensor | None, axis: int) -> Tensor:
@@ -280,7 +294,7 @@ def _embedding(
     layer = mode.work.layers[name]
     if not isinstance(layer, EmbeddingLayer):
         raise NotServedError(f"{name} is shared by operations of two kinds")
-    return applied(layer.use(input), input.float(), mode.work.anchor)
+    return applied(layer.use(), input, mode.work.anchor)
 
 
 def _group_norm(

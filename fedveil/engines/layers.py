@@ -32,10 +32,24 @@ class _Site(Function):
     """One use of a layer: its forward and backward passes as plain functions."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, use: Use) -> Tensor:
+    def forward(x: Tensor, anchor: Tensor, use: Use) -> Tensor:
         """`anchor` requires a gradient, so that a backward pass comes by even if x does not."""
-        ctx.use = use
-        return _owned(use.forward(x.detach()))
+        return _owned(use.forward(x.detach(), not x.requires_grad))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Use], output: Tensor) -> None:
+        """What the backward pass needs."""
+        ctx.use = inputs[2]
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, anchor: Tensor, use: Use
+    ) -> tuple[Tensor, int]:
+        """Where the module sees one client, the layer sees all of them, [clients·width, …]."""
+        place = in_dims[0]  # None for inputs that are the same for all clients
+        mapped = x.expand(info.batch_size, *x.shape) if place is None else x.movedim(place, 0)
+        y = _Site.apply(mapped.flatten(0, 1), anchor, use)
+        return y.unflatten(0, mapped.shape[:2]), 0
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
@@ -55,7 +69,7 @@ def _owned(y: Tensor) -> Tensor:
 class Use:
     """What one use of a layer does."""
 
-    forward: Callable[[Tensor], Tensor]
+    forward: Callable[[Tensor, bool], Tensor]  # of inputs, that may come from no other parameter
     backward: Callable[[Tensor, bool], Tensor | None]
 
 
@@ -118,12 +132,12 @@ class LinearLayer:
     base: Tensor | None = None  # x·Wᵀ + b, where x is the same in every step
     gram: Tensor | None = None  # x·xᵀ + 1, there
 
-    def use(self, pace: Pace, constant: bool) -> Use:
-        """One use in this step's forward pass; `constant` inputs come from no other parameter."""
-        self.constant = constant
+    def use(self, pace: Pace) -> Use:
+        """One use in this step's forward pass."""
         kept: list[Tensor] = []
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(x: Tensor, constant: bool) -> Tensor:
+            self.constant = constant
             kept.append(x)
             return self._forward(self._in_groups(x), pace).reshape(*x.shape[:-1], -1)
 
@@ -254,7 +268,7 @@ class ScaleLayer:
         """One use in this step's forward pass."""
         kept: list[Tensor] = []
 
-        def forward(x: Tensor) -> Tensor:
+        def forward(x: Tensor, constant: bool) -> Tensor:
             kept.append(x)
             y = x if self.scale is None else x * self._spread(self.scale, x, first)
             return y if self.shift is None else y + self._spread(self.shift, x, first)
@@ -310,19 +324,21 @@ class EmbeddingLayer:
     store: Written
     pending: Tensor | None = None
 
-    def use(self, tokens: Tensor) -> Use:
-        """One use in this step's forward pass; tokens [clients·width, …]."""
+    def use(self) -> Use:
+        """One use in this step's forward pass, of tokens [clients·width, …]."""
         count, size = self.weight.shape
-        mine = tokens.reshape(self.clients, -1)
-        places = mine + count * torch.arange(self.clients)[:, None]
+        kept: list[Tensor] = []
 
-        def forward(_: Tensor) -> Tensor:
+        def forward(tokens: Tensor, constant: bool) -> Tensor:
+            mine = tokens.reshape(self.clients, -1)
+            kept.append(mine + count * torch.arange(self.clients)[:, None])
             if self.store.weights is None:
                 return F.embedding(tokens, self.weight)
             table = self.store.weights.reshape(-1, size)
-            return F.embedding(places, table).reshape(*tokens.shape, size)
+            return F.embedding(kept[0], table).reshape(*tokens.shape, size)
 
         def backward(g: Tensor, wanted: bool) -> Tensor | None:
+            places = kept.pop()
             left = torch.zeros(self.clients * count, size)
             left.index_add_(0, places.flatten(), g.reshape(-1, size))
             left = left.reshape(self.clients, count, size)
