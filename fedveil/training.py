@@ -17,6 +17,7 @@ from fedveil import charging
 from fedveil.charging import Entered, Trace
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
+from fedveil.engines.isolation import refuse_memory
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
@@ -26,6 +27,7 @@ from fedveil.interrupt import stop_after_interrupt
 from fedveil.loop import Info, State, begin, play_round
 from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
+from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.bound import ProbedClip
 from fedveil.privacy.accounting import check_delta
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
@@ -105,9 +107,13 @@ class Training:
 
     def _play(self) -> tuple[State, Info]:
         """This process's part of one round."""
-        return play_round(
-            self.recipe, self.state, self.data, self.engine, self.key, self.team, self.diagnostics
-        )
+        with refusing_randomness(self.task.module):
+            played = play_round(
+                self.recipe, self.state, self.data, self.engine, self.key, self.team,
+                self.diagnostics,
+            )  # fmt: skip
+        self.task.refuse_side_effects()
+        return played
 
     @property
     def finished(self) -> bool:
@@ -203,6 +209,7 @@ def prepare(
     x = task.flatten() if start is None else start.clone()
     choice = choose(engine, task, data, recipe.local, recipe.cohort.expected(data.clients))
     working = choice.engine
+    refuse_memory(task, working, data)
     if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
         charging.refuse_on_budget(data, "a look at its norms without noise", ledger)
         recipe = probed(recipe, x, data, working, rounds, seed, team)
@@ -380,7 +387,6 @@ def _check_arguments(
 def _check_fit(task: Task, data: Federated) -> None:
     """Try the model on two examples, so that a misfit is a sentence before the first round."""
     few = Examples(data.inputs[:2], data.labels[:2])
-    before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
     try:
         task.evaluate(task.flatten(), few)
     except Exception as problem:  # a user's own module may raise anything
@@ -389,13 +395,6 @@ def _check_fit(task: Task, data: Federated) -> None:
             f"The model {type(task.module).__name__} does not fit '{data.name}', whose inputs have "
             f"shape {list(data.inputs.shape[1:])} and {data.classes} classes: {why}."
         ) from problem
-    for name, buffer in task.module.named_buffers():
-        if not torch.equal(buffer, before[name]):
-            raise UserError(
-                f"The model {type(task.module).__name__} writes to its buffer '{name}' when it is "
-                "called, which would carry one client's data to others without noise; use a "
-                "layer that keeps no statistics."
-            )
 
 
 def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:

@@ -440,7 +440,7 @@ def test_a_module_that_remembers_its_inputs_is_refused(
 ) -> None:
     module = RunningMean()
     module(blobs.inputs[:2])
-    with pytest.raises(UserError, match="writes to its buffer 'mean'"):
+    with pytest.raises(UserError, match="changes 'mean'"):
         train(plain_recipe, blobs, module, rounds=1)
 
 

@@ -77,7 +77,8 @@ class FactoredEngine:
         with torch.enable_grad(), _Interception(work, pace):
             outputs = work.outputs(inputs)
         if outputs.requires_grad:
-            outputs.backward(self.task.slope_of_losses(outputs.detach(), labels, weights))
+            slope = self.task.slope_of_losses(outputs.detach(), labels, weights)
+            torch.autograd.backward(outputs, slope)
 
 
 @dataclass
@@ -121,7 +122,9 @@ class _Group:
             return answer
 
         anchors = torch.zeros(self.clients, requires_grad=True)
-        return vmap(alone)(inputs.unflatten(0, (self.clients, -1)), anchors).flatten(0, 1)
+        by_client = inputs.reshape(self.clients, -1, *inputs.shape[1:])
+        answers: Tensor = vmap(alone)(by_client, anchors)
+        return answers.flatten(0, 1)
 
     def count(self, func: Any, args: Any, output: Tensor) -> None:
         """What one use of a parameter costs."""

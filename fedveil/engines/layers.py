@@ -48,8 +48,8 @@ class _Site(Function):
         """Where the module sees one client, the layer sees all of them, [clients·width, …]."""
         place = in_dims[0]  # None for inputs that are the same for all clients
         mapped = x.expand(info.batch_size, *x.shape) if place is None else x.movedim(place, 0)
-        y = _Site.apply(mapped.flatten(0, 1), anchor, use)
-        return y.unflatten(0, mapped.shape[:2]), 0
+        y = applied(use, mapped.flatten(0, 1), anchor)
+        return y.reshape(*mapped.shape[:2], *y.shape[1:]), 0
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:

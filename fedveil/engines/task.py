@@ -16,6 +16,7 @@ from torch.func import functional_call
 from fedveil.data.federated import Examples
 from fedveil.errors import UserError, unknown
 from fedveil.models.losses import LOSSES, SLOPES, correct
+from fedveil.models.side_effects import Footprint
 
 Parameters = dict[str, Tensor]
 
@@ -30,6 +31,7 @@ class Task:
     loss_of_examples: Callable[[Tensor, Tensor], Tensor] = field(init=False)
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
     _own: threading.local = field(init=False, default_factory=threading.local)
+    _copies: list[tuple[nn.Module, Footprint]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         if self.loss_name not in LOSSES:
@@ -94,9 +96,23 @@ class Task:
         """
         if not hasattr(self._own, "module"):
             self._own.module = copy.deepcopy(self.module)
+            self._copies.append((self._own.module, self._footprint(self._own.module)))
         module: nn.Module = self._own.module
         named = module.named_parameters()
         return module, {id(leaf): name for name, leaf in named if name in self.shapes}
+
+    def watch(self) -> None:
+        """From now on, `refuse_side_effects` refuses a module that calls have changed."""
+        modules = {id(module): module for module in (self.module, *(m for m, _ in self._copies))}
+        self._copies[:] = [(module, self._footprint(module)) for module in modules.values()]
+
+    def refuse_side_effects(self) -> None:
+        """Raise `UserError` if a call has left a trace in any thread's copy of the module."""
+        for module, before in list(self._copies):
+            before.refuse_change(module, self._footprint(module))
+
+    def _footprint(self, module: nn.Module) -> Footprint:
+        return Footprint.of(module, self.shapes)
 
     def outputs(self, parameters: Parameters, inputs: Tensor) -> Tensor:
         """The module's answer under other parameters."""

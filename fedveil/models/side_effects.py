@@ -1,0 +1,207 @@
+"""What a module keeps when it is called: anything it does could carry data from client to client.
+
+A module is called for one client after another, so all that it writes outside of its output (a
+buffer, an attribute, a counter, a list in its closure, a global, a random generator) is a way
+around the bound and the noise. `Footprint` records what can be reached from a module; two of them
+differ where the module has written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+import sys
+import types
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.errors import UserError
+
+LIBRARIES = frozenset({"torch", "numpy", "fedveil", *sys.stdlib_module_names} - {"__main__"})
+SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Every value that a module's forward pass can reach, by the path that leads to it."""
+
+    values: Mapping[str, list[object]]
+
+    @classmethod
+    def of(cls, module: nn.Module, replaced: Collection[str] = ()) -> Footprint:
+        """Of a module whose parameters with these names are replaced at every call."""
+        own = {id(module.get_parameter(name)) for name in replaced}
+        found: dict[str, list[object]] = {}
+        for place, value in _Walk(own).visit("", module):
+            found.setdefault(place, []).append(value)
+        return cls(found)
+
+    def refuse_change(self, module: nn.Module, after: Footprint) -> None:
+        """Raise `UserError` at the first place that is not as it was."""
+        places = {**self.values, **after.values}
+        for place in places:
+            if self.values.get(place) != after.values.get(place):
+                raise UserError(
+                    f"The model {type(module).__name__} changes '{place.lstrip('.')}' when it is "
+                    "called, which would carry one client's data to others without noise. Use "
+                    "layers that keep no state between calls."
+                )
+
+
+@contextmanager
+def refusing_randomness(module: nn.Module) -> Iterator[None]:
+    """Refuse a module that draws from a global random generator while this lasts.
+
+    How far such a generator has come depends on the clients before, and it is not the run's own.
+    """
+    before = _generators()
+    yield
+    for (name, was), (_, now) in zip(before, _generators(), strict=True):
+        if was != now:
+            raise UserError(
+                f"The model {type(module).__name__} draws from {name}'s global random generator "
+                "when it is called, so what one client sends would depend on the clients before "
+                "it. Leave dropout and other random layers out."
+            )
+
+
+def _generators() -> list[tuple[str, object]]:
+    return [
+        ("torch", torch.get_rng_state().numpy().tobytes()),
+        ("NumPy", pickle.dumps(np.random.get_state())),  # noqa: NPY002
+        ("Python", random.getstate()),
+    ]
+
+
+class _Walk:
+    """Visits every object once; what is compared stands for itself or for its contents."""
+
+    def __init__(self, ignored: set[int]) -> None:
+        self._seen = set(ignored)
+        self._alive: list[object] = []  # so that no identity is used twice
+
+    def visit(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
+        """(path, what is there) for a value and all that it holds."""
+        if isinstance(value, SCALARS):
+            yield path, (type(value), value if value == value else "NaN")
+            return
+        if id(value) in self._seen:
+            return
+        self._seen.add(id(value))
+        self._alive.append(value)
+        if isinstance(value, Tensor):
+            yield path, (id(value), _digest(value))
+        elif isinstance(value, np.ndarray):
+            yield path, (id(value), value.dtype.str, value.shape, value.tobytes())
+        elif isinstance(value, Mapping):
+            yield path, (id(value), tuple(map(repr, value)))
+            for key, item in value.items():
+                yield from self.visit(f"{path}.{key}", item)
+        elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
+            yield path, (id(value), len(value))
+            for position, item in enumerate(value):
+                yield from self.visit(f"{path}[{position}]", item)
+        elif isinstance(value, nn.Module):
+            yield from self._module(path, value)
+        elif isinstance(value, types.MethodType):
+            yield from self.visit(path, value.__func__)
+            yield from self.visit(path, value.__self__)
+        elif isinstance(value, types.FunctionType):
+            yield from self._function(path, value, None)
+        elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            yield from self._other(path, value)
+
+    def _module(self, path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
+        for name, value in vars(module).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                for key, item in value.items():
+                    yield from self.visit(f"{path}.{key}", item)
+            else:
+                yield from self.visit(f"{path}.{name}", value)
+        yield from self._class(path, type(module))
+
+    def _class(self, path: str, kind: type) -> Iterator[tuple[str, object]]:
+        """What a class of the user's own keeps for all of its objects, and what `forward` uses."""
+        for owner in kind.__mro__:
+            if _of_library(owner) or owner is object:
+                continue
+            for name, value in vars(owner).items():
+                if isinstance(value, types.FunctionType):
+                    yield from self._function(f"{path}.{name}", value, owner)
+                elif not name.startswith("__"):
+                    yield from self.visit(f"{path}.{name}", value)
+
+    def _function(
+        self, path: str, function: types.FunctionType, owner: type | None
+    ) -> Iterator[tuple[str, object]]:
+        """Its closure, its defaults, its attributes, and the globals that it names."""
+        if _of_library(function):
+            return
+        self._seen.add(id(function))
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            if name != "__class__":
+                yield from self._cell(f"{path}, variable {name}", cell)
+        yield from self.visit(f"{path}, defaults", function.__defaults__)
+        yield from self.visit(f"{path}, defaults", function.__kwdefaults__)
+        yield from self.visit(path, vars(function))
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                yield from self.visit(f"global {name}", function.__globals__[name])
+
+    def _cell(self, path: str, cell: types.CellType) -> Iterator[tuple[str, object]]:
+        try:
+            yield from self.visit(path, cell.cell_contents)
+        except ValueError:  # it is empty
+            return
+
+    def _other(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
+        """By its attributes; what has none, by how it would be pickled."""
+        yield path, (id(value), _state(value))
+        yield from self.visit(path, getattr(value, "__dict__", ()))
+        for kind in type(value).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            for slot in (slots,) if isinstance(slots, str) else slots:
+                yield from self.visit(f"{path}.{slot}", getattr(value, slot, None))
+        yield from self._class(path, type(value))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """The names that a function and the functions inside of it look up."""
+    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _of_library(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] in LIBRARIES
+
+
+def _digest(tensor: Tensor) -> bytes | None:
+    """Of its numbers: its version does not tell of what was written through `.data`."""
+    try:
+        numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except RuntimeError:  # no numbers of its own, such as one inside of vmap: known by its identity
+        return None
+    return hashlib.blake2b(numbers.data, digest_size=16).digest()
+
+
+def _state(value: Any) -> object:
+    """Contents of an object without attributes, where Python can tell them."""
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    if isinstance(value, types.GeneratorType):
+        return getattr(value.gi_frame, "f_lasti", None)
+    if hasattr(value, "__dict__"):
+        return None
+    try:
+        return pickle.dumps(value)
+    except Exception:  # it cannot be pickled
+        return repr(value)
