@@ -26,6 +26,7 @@ def at_work(training: Training, directory: RunDirectory | None) -> Iterator[None
             trace = None if directory is None else directory.load_trace()
             training.enrol(None, directory is not None, trace)
         if directory is not None and training.state.round == 0:
+            directory.save_engine(training.engine.name, training.engine_reason)
             checkpoint(training, directory)
         elif directory is not None and training.session is not None and not training.finished:
             directory.save_trace(training.session.trace())
@@ -76,6 +77,8 @@ def _load(training: Training, directory: RunDirectory) -> None:
     from fedveil.training import Record
 
     refuse_broken(directory)
+    if training.engine_asked == "auto" and (known := directory.load_engine()) is not None:
+        training.use_engine(*known)
     rows = directory.load_metrics()
     if rows or directory.has_checkpoint():  # else it was stopped before its first round
         training.state = directory.load_checkpoint(training.state, training.identity)

@@ -65,7 +65,6 @@ class Settings(BaseModel):
     noise: Literal["seeded", "secure"] = "seeded"
     seed: int = 0
     engine: str = "auto"
-    engine_reason: str = ""  # why a run took its engine; kept when it is resumed
     evaluate_every: int | None = None
     checkpoint_every: int | None = Field(default=None, ge=1)  # rounds; None: at every evaluation
     diagnostics: bool | None = None  # recorded or not; None: unless noise is secure
@@ -81,8 +80,7 @@ def read_settings(file: Path | None, flags: Mapping[str, Any]) -> Settings:
     """A file's settings with the flags on top; a changed recipe is resolved anew."""
     plain = {} if file is None else _read_toml(file)
     refuse_newer(file or Path(), plain.get("fedveil"))
-    if "engine" in flags:
-        plain.pop("engine_reason", None)
+    plain.pop("engine_reason", None)  # of runs before 0.2, which took it down here
     for name in ("data", "parameters"):
         if not isinstance(plain.get(name, {}), dict):
             raise UserError(f"{file}: {name} must be a table, written [{name}].")
@@ -194,7 +192,6 @@ def prepare(
         diagnostics=settings.diagnostics,
         ledger=ledger,
     )
-    prepared.engine_reason = settings.engine_reason or prepared.engine_reason
     prepared.checkpoint_every = settings.checkpoint_every or 0
     return prepared
 
@@ -215,8 +212,6 @@ def resolved(settings: Settings, training: Training) -> dict[str, Any]:
         "fedveil": __version__,
         "model": settings.model or suggest(training.data),
         "delta": training.delta,
-        "engine": training.engine.name,
-        "engine_reason": training.engine_reason,
         "evaluate_every": training.evaluate_every,
         "recipe": to_plain(training.recipe),
     }

@@ -68,6 +68,7 @@ class Training:
     evaluate_every: int
     fingerprint: str  # of the data
     engine_reason: str = ""  # why this engine
+    engine_asked: str = "auto"  # what the user asked for; the choice itself is private
     records: list[Record] = field(default_factory=list)
     team: Team = ALONE  # the processes that work on it
     checkpoint_every: int = 0  # rounds; 0 for whenever the run is evaluated
@@ -114,6 +115,13 @@ class Training:
             )  # fmt: skip
         self.task.refuse_side_effects()
         return played
+
+    def use_engine(self, name: str, reason: str) -> None:
+        """Compute with the engine that a resumed run had: engines differ in the last bits."""
+        if name != self.engine.name:
+            expected = self.recipe.cohort.expected(self.data.clients)
+            self.engine = choose(name, self.task, self.data, self.recipe.local, expected).engine
+        self.engine_reason = reason
 
     @property
     def finished(self) -> bool:
@@ -227,6 +235,7 @@ def prepare(
         task=task,
         engine=working,
         engine_reason=choice.reason,
+        engine_asked=engine,
         rounds=rounds,
         seed=seed,
         key=key,
@@ -407,7 +416,7 @@ def _settings(training: Training, model: str | nn.Module) -> dict[str, Any]:
         "rounds": training.rounds,
         "seed": training.seed,
         "delta": training.delta,
-        "engine": training.engine.name,
+        "engine": training.engine_asked,
         "evaluate_every": training.evaluate_every,
         "noise": "secure" if secure else "seeded",
         **({"diagnostics": training.diagnostics} if training.diagnostics == secure else {}),

@@ -17,7 +17,7 @@ from fedveil.runs.listing import Listed, find_runs, listed, none_ended
 from fedveil.settings import Settings, read_settings, resolve_recipe
 
 Compared = tuple[Comparison, list[Standing], Measure, dict[str, Any] | None]
-OWN = {"seed", "fedveil", "engine", "engine_reason", "checkpoint_every", "evaluate_every"}
+OWN = {"seed", "fedveil", "engine", "checkpoint_every", "evaluate_every"}
 
 
 def compared(places: Sequence[Path]) -> Compared:

@@ -26,6 +26,10 @@ class Origin:
             return UNKNOWN
         return Origin(bool(plain["simulated"]), tuple(plain["exclusions"]))
 
+    def plain(self) -> dict[str, Any]:
+        """As plain values, for JSON."""
+        return {"simulated": self.simulated, "exclusions": list(self.exclusions)}
+
     def split(self) -> Origin:
         """Of the same examples, dealt out to clients that were made up."""
         return replace(self, simulated=True)

@@ -46,6 +46,8 @@ class _Site(Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, anchor: Tensor, use: Use
     ) -> tuple[Tensor, int]:
         """Where the module sees one client, the layer sees all of them, [clients·width, …]."""
+        if in_dims[1] is None:
+            raise RuntimeError("the module maps over its own batch, which layers cannot follow")
         place = in_dims[0]  # None for inputs that are the same for all clients
         mapped = x.expand(info.batch_size, *x.shape) if place is None else x.movedim(place, 0)
         y = applied(use, mapped.flatten(0, 1), anchor)

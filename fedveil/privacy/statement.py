@@ -175,7 +175,7 @@ class Statement:
             "bytes_per_message": self.message_bytes,
             "randomness": {None: None, True: "secure", False: "seeded"}[self.secure],
             "diagnostics": self.diagnostics,
-            "origin": asdict(main.origin),
+            "origin": main.origin.plain(),
             "accountant": _accountant(),
             "statement": {label.strip(): text for label, text in self.entries()},
         }

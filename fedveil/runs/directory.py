@@ -28,6 +28,7 @@ from fedveil.runs.versions import refuse_newer
 CHECKPOINT = "checkpoint.safetensors"
 MODEL = "model.safetensors"
 TRACE = "ledger.json"
+ENGINE = "engine.json"
 EVALUATION = "evaluation.json"
 MODE = 0o700  # a run's directory holds private data: norms, client memory, who took part
 
@@ -110,6 +111,20 @@ class RunDirectory:
             if not isinstance(trace["position"], int):
                 raise ValueError("its position is no number")
             return {name: trace[name] for name in ("ledger", "path", "run", "position", "hash")}
+
+    def save_engine(self, name: str, reason: str) -> None:
+        """engine.json: what computed the run. Sizes and timings decided it, so it is private."""
+        text = json.dumps({"engine": name, "reason": reason}, indent=2) + "\n"
+        self._save(ENGINE, text.encode())
+
+    def load_engine(self) -> tuple[str, str] | None:
+        """Engine and reason; None for a run that does not say."""
+        path = self.path / ENGINE
+        if not path.is_file():
+            return None
+        with reading(path):
+            plain = json.loads(path.read_text(encoding="utf-8"))
+            return str(plain["engine"]), str(plain["reason"])
 
     def has_checkpoint(self) -> bool:
         """Whether there is one."""

@@ -21,6 +21,7 @@ STATES: tuple[State, ...] = ("finished", "stopped", "broken")
 FILES = (
     "recipe.toml", "metrics.parquet", "clients.parquet", "model.safetensors", "summary.json",
     "privacy.txt", "checkpoint.safetensors", "ledger.json", "encoder.json", "evaluation.json",
+    "engine.json",
 )  # fmt: skip
 PATTERNS = ("memory-*.npy", ".*.partial")
 PARQUET = b"PAR1"  # a Parquet file begins and ends with it
