@@ -1,0 +1,147 @@
+"""Mistakes that let one client's data into another's message, or into a file that is released."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedveil as fv
+from fedveil import algorithms, settings, training
+from fedveil.engines import factored
+from fedveil.engines.factored import FactoredEngine
+from fedveil.engines.task import Task
+from fedveil.errors import UserError
+from fedveil.models import side_effects
+
+from ..engines.test_isolation import MIXING, STATEFUL, Mixing, people, rows
+from .making import Mutation, line, named, require_caught, returning
+
+RECIPE = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
+
+
+def check_isolation() -> None:
+    """A client's update is the same beside an outlier as beside anybody else."""
+    torch.manual_seed(0)
+    task = Task(Mixing(MIXING["standardized"]), "cross_entropy")
+    everyone, others = np.arange(6), np.array([0, 1, 3, 4, 5])
+    engine = FactoredEngine(task, 6)
+    found = [rows(engine, task, people(outlier=out), everyone)[others] for out in (None, 1e4)]
+    assert torch.equal(*found), "one client's data changed another one's update"
+
+
+def check_refused(kind: str) -> None:
+    """A module that keeps something is refused before it sees data."""
+    module = Mixing(STATEFUL[kind]())
+    module.linear.stats = torch.zeros(2)
+    try:
+        training.prepare(RECIPE, people(), module, 2, engine="loop")
+    except UserError:
+        return
+    raise AssertionError(f"a module with {kind} was accepted")
+
+
+def check_rare_state() -> None:
+    """State that only rare data write ends the round."""
+
+    def rarely(module: Mixing, x: Tensor) -> Tensor:
+        if float(x.abs().max()) == 77.0:
+            module.seen = True
+        return x
+
+    run = training.prepare(RECIPE, people(outlier=77.0), Mixing(rarely), 2, engine="loop")
+    try:
+        run.step()
+    except UserError:
+        return
+    raise AssertionError("a round was released although the module kept something of a client")
+
+
+def check_recipe_toml() -> None:
+    """Two runs with different engines have the same recipe.toml."""
+    texts = []
+    for engine in ("dense", "loop"):
+        run = training.prepare(RECIPE, people(), rounds=1)
+        run.engine = training.choose(engine, run.task, run.data).engine
+        texts.append(
+            (settings.resolved(settings.Settings(), run), training._settings(run, "softmax"))
+        )
+    assert texts[0] == texts[1], "recipe.toml tells which engine was quickest"
+
+
+def all_rows_together(self: factored._Group, inputs: Tensor) -> Tensor:
+    """The module sees all clients' rows as one batch."""
+    self.anchor = torch.zeros((), requires_grad=True)
+    answer: Tensor = self.module(inputs)
+    return answer
+
+
+MUTATIONS = [
+    Mutation(
+        "the module is called on all clients' rows together",
+        returning(factored._Group, "outputs", all_rows_together),
+        "check_isolation",
+        check_isolation,
+    ),
+    Mutation(
+        "no module is tried for state",
+        returning(training, "refuse_memory", lambda *_: None),
+        "check_refused",
+        lambda: check_refused("attribute"),
+    ),
+    Mutation(
+        "only versions of tensors are compared",
+        returning(side_effects, "_digest", lambda tensor: tensor._version),
+        "check_refused",
+        lambda: check_refused("through .data"),
+    ),
+    Mutation(
+        "closures are not looked into",
+        returning(side_effects._Walk, "_cell", lambda self, path, cell: iter(())),
+        "check_refused",
+        lambda: check_refused("iterator in a closure"),
+    ),
+    Mutation(
+        "globals are not looked at",
+        line(side_effects._Walk, "_function", ("if name in function.__globals__", "if False")),
+        "check_refused",
+        lambda: check_refused("global"),
+    ),
+    Mutation(
+        "global randomness is not noticed",
+        returning(side_effects, "_generators", list),
+        "check_refused",
+        lambda: check_refused("global randomness"),
+    ),
+    Mutation(
+        "state is looked for before the run only",
+        line(training.Training, "_play", ("self.task.refuse_side_effects()", "pass")),
+        "check_rare_state",
+        check_rare_state,
+    ),
+    Mutation(
+        "the chosen engine in recipe.toml, from Python",
+        line(training, "_settings", ("training.engine_asked", "training.engine.name")),
+        "check_recipe_toml",
+        check_recipe_toml,
+    ),
+    Mutation(
+        "the chosen engine in recipe.toml, from the command line",
+        line(settings, "resolved", ("**plain,", '**plain, "engine": training.engine.name,')),
+        "check_recipe_toml",
+        check_recipe_toml,
+    ),
+]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=named)
+def test_a_mistake_is_caught_by_its_guard(
+    mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_caught(mutation, monkeypatch)
+
+
+def test_a_model_that_only_computes_is_trained() -> None:
+    """The guards above refuse for what they find, not everything."""
+    assert fv.train(RECIPE, people(), Mixing(lambda m, x: x.relu()), 2).records
