@@ -305,6 +305,8 @@ def _spending(
     if budget is not None and same:
         text += f" of {budget.epsilon:g}"
     text += f" at δ = {at:g}{_neighbours(books, account, view)}"
+    if not same and spent:
+        text += "; a figure to look at, for only a budget set before the runs is a guarantee"
     if budget is not None and not same:
         text += f"; the budget is {budget.epsilon:g} at δ = {budget.delta:g}"
     elif budget is not None and math.isfinite(spent):
