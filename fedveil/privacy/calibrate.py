@@ -140,8 +140,8 @@ def _refuse_precise_count(
         return
     enough = 1.5 * least_level(alone, budget.epsilon, given)
     raise UserError(
-        f"{recipe.name}: the count of short updates has noise of deviation {given:.3g} (a twentieth "
-        f"of the cohort unless given), and alone spends more than epsilon = {budget.epsilon:g} in "
+        f"{recipe.name}: the count of short updates has noise of deviation {given:.3g} (unless "
+        f"given, cohort/20), and alone spends more than epsilon = {budget.epsilon:g} in "
         f"{rounds} rounds; give count_noise = {enough:.2g} or more, or a larger cohort."
     )
 
