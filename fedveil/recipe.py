@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Unbounded
@@ -117,7 +117,9 @@ class Recipe:
         """How many clients' noise the accounting counts on in what this view shows."""
         if view == "messages" or not self.noise.adds_up:
             return 1.0
-        if view == "models" and not self.noise.needs_grid and self.cohort.honest is None:
+        strange = self.noise.at == "client" and foreign(self.noise)
+        topped_up = not (self.noise.needs_grid or strange)
+        if view == "models" and topped_up and self.cohort.honest is None:
             return self.cohort.expected(population)  # the server adds what is missing
         return float(self.cohort.sure(population))
 
@@ -219,6 +221,7 @@ def _refuse_misfits(recipe: Recipe) -> None:
     bounded = recipe.bound.norms(1).bounded
     grid = recipe.message(1).grid is not None if bounded else False
     bound, noise, quantize = (type(part).__name__ for part in _middle(recipe))
+    _refuse_unknown_words(recipe)
     if recipe.private and not bounded:
         raise UserError(
             f"{recipe.name}: bound {bound} and noise {noise} do not fit: no noise hides an "
@@ -247,6 +250,20 @@ def _refuse_misfits(recipe: Recipe) -> None:
         )
     if isinstance(recipe.memory, ErrorCompensation):
         _refuse_memory_misfits(recipe, recipe.memory)
+
+
+def _refuse_unknown_words(recipe: Recipe) -> None:
+    """Of parts of one's own: what they call by another name would be accounted for as something."""
+    if (found := recipe.noise.at) not in ("server", "client"):
+        raise UserError(
+            f"{recipe.name}: noise {type(recipe.noise).__name__} is added at '{found}'; it must be "
+            "'server' or 'client'."
+        )
+    if (kind := recipe.cohort.adjacency) not in get_args(Adjacency):
+        raise UserError(
+            f"{recipe.name}: cohort {type(recipe.cohort).__name__} is for '{kind}' neighbours; it "
+            f"must be {', '.join(get_args(Adjacency))}."
+        )
 
 
 def _refuse_memory_misfits(recipe: Recipe, memory: ErrorCompensation) -> None:
