@@ -113,7 +113,7 @@ class Guarantee:
     def sentence(self) -> str:
         """The guarantee for a reader who was not there."""
         if not self.private:
-            return f"No privacy guarantee: {self.reason}."
+            return f"No privacy guarantee: {self.reason}.{self._by_clients()}"
         return (
             f"{self._subject()} ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
             f"-differentially private per {self.unit} against anyone who {SEEN[self.view]}. "
@@ -388,18 +388,18 @@ class Statement:
 def _line(guarantee: Guarantee) -> str:
     """One view in a line."""
     brief = BRIEFLY[guarantee.view]
+    capped = ""
+    if guarantee.capped is not None:
+        capped = f"; ε = {rounded_up(guarantee.capped)} if clients keep the cap themselves"
     if not guarantee.private:
-        return f"no finite ε, {brief}: {guarantee.reason}."
+        return f"no finite ε, {brief}: {guarantee.reason}{capped}."
     drawn = ""
     if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
         often = "all rounds" if guarantee.most == guarantee.rounds else _rounds(guarantee.most)
         drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
-    if guarantee.capped is not None and guarantee.cap is not None:
-        kept = f"if clients themselves keep the cap of {guarantee.cap}"
-        drawn += f"; ε = {rounded_up(guarantee.capped)} {kept}"
     return (
         f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "
-        f"({guarantee.adjacency}){drawn}.{guarantee.remark()}"
+        f"({guarantee.adjacency}){drawn}{capped}.{guarantee.remark()}"
     )
 
 
@@ -450,7 +450,8 @@ def guarantee(
     epsilon = accounting.epsilon(spent, delta)
     hidden = recipe.hidden(view)
     attended = None if hidden else recipe.attended(dim, people, rounds, view)
-    capped = recipe.kept_by_clients(dim, people, rounds, view) if math.isfinite(epsilon) else None
+    kept = recipe.kept_by_clients(dim, people, rounds, view)
+    capped = math.inf if kept is None else accounting.epsilon(kept, delta)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -463,8 +464,8 @@ def guarantee(
         hidden=hidden,
         most=recipe.most(rounds, view),
         drawn=None if attended is None else min(accounting.epsilon(attended, delta), epsilon),
-        cap=None if capped is None else recipe.cohort.cap,
-        capped=None if capped is None else accounting.epsilon(capped, delta),
+        cap=recipe.cohort.cap if math.isfinite(capped) else None,
+        capped=capped if math.isfinite(capped) else None,
         course=course,
         origin=origin,
     )
