@@ -305,12 +305,12 @@ def _spending(
     if budget is not None and same:
         text += f" of {budget.epsilon:g}"
     text += f" at δ = {at:g}{_neighbours(books, account, view)}"
-    if not same and spent:
-        text += "; a figure to look at, for only a budget set before the runs is a guarantee"
     if budget is not None and not same:
         text += f"; the budget is {budget.epsilon:g} at δ = {budget.delta:g}"
     elif budget is not None and math.isfinite(spent):
         text += f", {math.ceil(100 * spent / budget.epsilon)}% of it"
+    if not same and spent:
+        text += "; to look at: only a budget that is set before the runs is a guarantee"
     plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
     return {"view": view, "budget": budget.epsilon if budget else None, **plain}
 

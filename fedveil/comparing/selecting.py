@@ -319,7 +319,7 @@ def _repriced(row: dict[str, Any], price: Priced) -> dict[str, Any]:
 def _restated(summary: dict[str, Any], price: Priced) -> dict[str, Any]:
     privacy = summary["privacy"]
     views: dict[str, Mapping[str, Any]] = {
-        view: {**guarantee, **dict.fromkeys(("epsilon", "drawn")), **NOTHING}
+        view: {**guarantee, **dict.fromkeys(("epsilon", "drawn", "capped")), **NOTHING}
         for view, guarantee in privacy["views"].items()
     }
     told = {"epsilon": price.epsilon, "sentence": price.sentence(), "reason": ""}

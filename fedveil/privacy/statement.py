@@ -240,7 +240,7 @@ class Statement:
             "randomness": {None: None, True: "secure", False: "seeded"}[self.secure],
             "diagnostics": self.diagnostics,
             "ledger": self.ledger,
-            "origin": asdict(main.origin),
+            "origin": {**asdict(main.origin), "exclusions": list(main.origin.exclusions)},
             "accountant": _accountant(),
             "statement": {label.strip(): text for label, text in self.entries()},
         }

@@ -26,7 +26,7 @@ from fedveil.privacy.calibrate import (
     settle,
     settled,
 )
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, View
 
 DIM, CLIENTS, DELTA = 20, 500, 1e-5
 
@@ -121,13 +121,14 @@ def test_a_larger_budget_needs_less_noise_and_more_rounds_need_more(case: Case) 
     assert deviation(case.epsilon, 2 * case.rounds) > here
 
 
-def test_a_capped_unit_needs_less_noise() -> None:
-    def sigma(cap: int | None) -> float:
-        recipe = discrete(rate=0.5, cap=cap)
+def test_a_capped_unit_needs_less_noise_where_the_server_is_trusted() -> None:
+    def sigma(cap: int | None, view: View) -> float:
+        recipe = replace(discrete(rate=0.5, cap=cap), view=view)
         return settle(recipe, Budget(8.0, DELTA), 32, DIM, CLIENTS).noise.sigma
 
-    assert sigma(2) == pytest.approx(sigma(None) / 4, rel=0.1)  # √(32/2)
-    assert sigma(32) == sigma(None)
+    assert sigma(2, "models") == pytest.approx(sigma(None, "models") / 4, rel=0.1)  # √(32/2)
+    assert sigma(32, "models") == sigma(None, "models")
+    assert sigma(2, "messages") == sigma(None, "messages")
 
 
 @settings(max_examples=200, deadline=None)
@@ -191,9 +192,14 @@ def test_one_more_round_than_the_most_breaks_the_budget(case: Case) -> None:
     assert case.spends(recipe, rounds) <= budget.epsilon < case.spends(recipe, rounds + 1)
 
 
-@some("sum, capped", "messages, capped")
+@some("models, capped fixed size")
 def test_capped_units_can_be_asked_for_ever(case: Case) -> None:
     assert most_rounds(case.settle(), case.budget, DIM, CLIENTS) == MOST_ROUNDS
+
+
+@some("sum, capped", "messages, capped")
+def test_an_adversary_who_keeps_the_cap_cannot_ask_for_ever(case: Case) -> None:
+    assert most_rounds(case.settle(), case.budget, DIM, CLIENTS) == case.rounds
 
 
 def test_too_little_noise_for_a_single_round_is_refused() -> None:
