@@ -308,7 +308,7 @@ def test_a_budget_refuses_data_whose_encoding_was_read_from_them(
 
 
 def test_without_a_budget_such_data_are_recorded_without_an_epsilon(
-    blobs: Federated, ledger: Path, tmp_path: Path
+    blobs: Federated, ledger: Path, tmp_path: Path, run: Run
 ) -> None:
     from fedveil.data.origin import Origin
 
@@ -320,3 +320,4 @@ def test_without_a_budget_such_data_are_recorded_without_an_epsilon(
     assert books.spent(account, "models", DELTA) == math.inf
     assert verify(books).problems == []
     books.close()
+    assert "ε = ∞ at δ = 1e-05 (zero-out); the classes were read from" in run("budget", "show").out
