@@ -276,6 +276,16 @@ def test_whoever_takes_messages_one_by_one_is_no_secure_aggregation() -> None:
         opened(MODULAR)
 
 
+def test_residues_of_another_form_are_refused() -> None:
+    wire = MODULAR.wire(DIM, CLIENTS)
+    assert wire is not None
+    good = write_levels(np.zeros(DIM, np.int64), wire)
+    assert not read_levels(good, wire, DIM).any()
+    for body in (b"", good[:-1], good + b"\0", floats(torch.zeros(DIM))):
+        with pytest.raises(UserError):
+            read_levels(body, wire, DIM)
+
+
 @pytest.mark.parametrize("recipe", [BINOMIAL], ids=["packed"])
 def test_packed_messages_of_another_form_are_refused(recipe: Recipe) -> None:
     wire = recipe.wire(DIM, CLIENTS)

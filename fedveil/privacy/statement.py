@@ -42,7 +42,7 @@ BRIEFLY: dict[str, str] = {
 
 
 UNRECORDED = "not recorded; this run counts against no budget."
-RECORDED = "recorded under account {account}"
+RECORDED = "recorded in the ledger under account {account}"
 
 
 @dataclass(frozen=True)
