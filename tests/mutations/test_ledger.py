@@ -13,7 +13,15 @@ from fedveil import algorithms, charging, loop, reception, recipe
 from fedveil.data.federated import Federated
 from fedveil.data.origin import Origin
 from fedveil.errors import UserError
-from fedveil.privacy import accounting, events, session, statement, together, verify
+from fedveil.privacy import (
+    accounting,
+    calibrate,
+    events,
+    session,
+    statement,
+    together,
+    verify,
+)
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.chain import now
 from fedveil.privacy.ledger import Account, Facts, open_ledger
@@ -218,6 +226,16 @@ def check_sampled_filter() -> None:
             )
 
 
+def check_precise_count() -> None:
+    """The refusal of a small cohort's adaptive clip names what to change."""
+    calibrate.settle.cache_clear()
+    try:
+        calibrate.settle(algorithms.dp_fedavg_adaptive(), Budget(2.0, DELTA), 20, DIM, 60)
+    except UserError as problem:
+        told = str(problem)
+    assert "give count_noise = " in told
+
+
 def check_count() -> None:
     test_reception.test_honest_messages_make_the_loop_s_own_round(test_reception.WHOLE)
     test_reception.test_short_updates_are_counted_where_messages_are_whole_numbers()
@@ -315,6 +333,9 @@ MUTATIONS = [
                   ("_of_pure(accounting.subsampled(pure, rate), orders)",
                    "_of_pure(accounting.subsampled(pure, rate / 5), orders)")),
              "sampled filter", check_sampled_filter),
+    Mutation("a count with too little noise is blamed on the budget",
+             returning(calibrate, "_refuse_precise_count", lambda *_: None),
+             "precise count", check_precise_count),
     Mutation("every update counts as long where messages are whole numbers",
              line(loop, "_next_threshold", ("else total.short", "else 0")),
              "count", check_count),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from fedveil.privacy.calibrate import (
     settle,
     settled,
 )
+from fedveil.privacy.secure import secured
 from fedveil.recipe import Recipe, View
 
 DIM, CLIENTS, DELTA = 20, 500, 1e-5
@@ -286,3 +288,30 @@ def test_the_same_question_is_not_accounted_twice(case: Case, ask, monkeypatch) 
     assert ask(case) == first
     with pytest.raises(AssertionError, match="accounted again"):
         ask(replace(case, epsilon=1.001 * case.epsilon))
+
+
+# ---- adaptive clips
+
+
+@pytest.mark.parametrize("make", [lambda recipe: recipe, secured], ids=["seeded", "secure"])
+def test_a_count_with_too_little_noise_is_named_and_so_is_enough(
+    make: Callable[[Recipe], Recipe],
+) -> None:
+    """Six of sixty clients a round: a twentieth of them is next to no noise for the count."""
+    budget = Budget(2.0, DELTA)
+    with pytest.raises(
+        UserError, match="count of short updates has noise of deviation 0.3"
+    ) as told:
+        settle(make(algorithms.dp_fedavg_adaptive()), budget, 20, DIM, 60)
+    advised = re.search(r"give count_noise = (\S+) or more", str(told.value))
+    assert advised is not None
+    enough = make(algorithms.dp_fedavg_adaptive(count_noise=float(advised[1])))
+    found = settle(enough, budget, 20, DIM, 60)
+    assert accounting.epsilon(found.spent(DIM, 60, 20), DELTA) <= 2.0
+
+
+def test_what_renyi_divergences_cannot_show_is_still_looked_for() -> None:
+    """The quick guess finds no level for this budget, and the exact accounting does."""
+    recipe = algorithms.dp_fedavg_adaptive()
+    found = settle(recipe, Budget(8.0, DELTA), 5, DIM, 60)
+    assert 7.5 < accounting.epsilon(found.spent(DIM, 60, 5), DELTA) <= 8.0
