@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.loop import State
-from fedveil.parts.cohort import FixedSize, Poisson
+from fedveil.parts.cohort import Cohort, FixedSize, Poisson
+from fedveil.privacy import accounting, events
 from fedveil.privacy.anchor import Anchor
 from fedveil.privacy.chain import Chain
 from fedveil.privacy.ledger import (
@@ -26,10 +29,11 @@ from fedveil.privacy.ledger import (
     ledger_path,
     open_ledger,
 )
+from fedveil.privacy.norms import Adjacency
 from fedveil.privacy.session import BudgetError, Session
-from fedveil.privacy.statement import guarantee, rounded_up
-from fedveil.privacy.together import plan
-from fedveil.recipe import Recipe
+from fedveil.privacy.statement import RECORDED, UNRECORDED, Rounds, rounded_up
+from fedveil.privacy.together import Way, plan, ways
+from fedveil.recipe import Recipe, foreign
 from fedveil.streams import SecretKey, run_key
 
 if TYPE_CHECKING:
@@ -93,23 +97,100 @@ def enrol(
     return session
 
 
-def charged(training: Training) -> tuple[Recipe, int]:
-    """The recipe and the rounds that a statement has to speak of.
+@dataclass(frozen=True)
+class Charge:
+    """The recipe and the rounds that a statement has to speak of."""
 
-    Rounds that were drawn and lost in a crash count, and come on top of a cap.
+    recipe: Recipe
+    course: Rounds
+    drawn: int  # rounds so far, those that were lost among them
+
+    @property
+    def rounds(self) -> int:
+        """All that are planned, and those that are drawn again: fixed before the run ends."""
+        return self.course.planned + self.course.redrawn
+
+
+def charged(training: Training) -> Charge:
+    """What a statement of this run has to account for.
+
+    The planned rounds, however many were run: when a run ends may depend on what it has released.
+    Rounds that were drawn and lost in a crash count as well, and come on top of a cap.
     """
-    session, recipe = training.session, training.recipe
-    if session is None:
-        return recipe, training.state.round
-    return redrawn(recipe, session.redrawn), max(session.rounds, training.state.round)
+    session, state, planned = training.session, training.state, training.rounds
+    lost, drawn = (0, 0) if session is None else (session.redrawn, session.rounds)
+    drawn = max(drawn, state.round)
+    limited = bool(lost) and _limited(training, planned + lost, drawn, lost)
+    course = Rounds(planned, state.round, lost, limited)
+    return Charge(redrawn(training.recipe, lost), course, drawn)
 
 
 def redrawn(recipe: Recipe, rounds: int) -> Recipe:
     """The recipe whose cap, if it has one, is not kept by so many rounds that were drawn anew."""
     cohort = recipe.cohort
-    if not rounds or cohort.cap is None or not isinstance(cohort, Poisson | FixedSize):
+    if not rounds or cohort.cap is None:
         return recipe
-    return replace(recipe, cohort=replace(cohort, cap=cohort.cap + rounds))
+    if isinstance(cohort, Poisson | FixedSize) and not foreign(cohort):
+        return replace(recipe, cohort=replace(cohort, cap=cohort.cap + rounds))
+    return replace(recipe, cohort=Stranded(cohort))
+
+
+@dataclass(frozen=True)
+class Stranded:
+    """A capped cohort of somebody else's, after a crash: nothing it promised over a run counts.
+
+    Nobody knows how it keeps its cap, nor whether its amplification relies on that; so a unit may
+    take part in every round, and sampling hides nothing.
+    """
+
+    stranger: Cohort
+    cap = None
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """As before."""
+        return self.stranger.adjacency
+
+    @property
+    def fixed(self) -> bool:
+        """As before."""
+        return self.stranger.fixed
+
+    @property
+    def honest(self) -> int | None:
+        """As before."""
+        return self.stranger.honest
+
+    def expected(self, population: int) -> float:
+        """As before."""
+        return self.stranger.expected(population)
+
+    def sure(self, population: int) -> int:
+        """As before."""
+        return self.stranger.sure(population)
+
+    def draw(
+        self, population: int, rng: np.random.Generator, taken: np.ndarray | None = None
+    ) -> np.ndarray:
+        """As before."""
+        return self.stranger.draw(population, rng, taken)
+
+    def amplify(self, event: events.Round, population: int) -> events.Round:
+        """Nothing is gained."""
+        return event
+
+    def __repr__(self) -> str:
+        return f"{self.stranger!r}, of which rounds were lost in a crash"
+
+
+def recorded(training: Training) -> str | None:
+    """Where the run is recorded, for its statement; None as long as the ledger was not asked."""
+    session = training.session
+    if session is None:
+        return UNRECORDED if training.enrolled else None
+    text = RECORDED.format(account=session.facts.account)
+    kept = [f"ε = {b.epsilon:g} at δ = {b.delta:g}, view {v}" for v, b in session.budgets.items()]
+    return f"{text}; it counts against the budget {' and '.join(kept)}." if kept else f"{text}."
 
 
 def reserve(training: Training) -> None:
@@ -186,7 +267,7 @@ def facts_of(training: Training, account: Account) -> Facts:
         stream=stream,
         rounds=training.rounds,
         delta=training.delta,
-        plans={view: plan(recipe, *size, view) for view in VIEWS},
+        plans={view: plan(recipe, *size, view, training.data.origin) for view in VIEWS},
     )
 
 
@@ -268,15 +349,46 @@ def _check_start(training: Training, session: Session) -> None:
 
 
 def _keep_own_budget(training: Training, session: Session) -> None:
-    """Where rounds were lost and drawn anew, a run's own ε does not last for all of its rounds."""
+    """Where rounds were lost and drawn anew, a run's own ε does not last for all of its rounds.
+
+    This is a filter: how many rounds it allows was fixed before the first one, by one proof, so
+    it holds whatever the crashes depended on.
+    """
     if training.budget is None or not session.redrawn:
         return
-    recipe, rounds = charged(training)
-    size = (training.task.dim, training.data.clients)
-    needed = guarantee(recipe, *size, rounds + 1, training.delta).epsilon
+    drawn = max(session.rounds, training.state.round)
+    needed = _own_epsilon(training, drawn + 1, session.redrawn)
     if needed > training.budget.epsilon:
         raise BudgetError(
             f"Round {training.state.round + 1} of {training.recipe.name} would bring the run to "
             f"epsilon = {rounded_up(needed, 4)}, over its own {training.budget.epsilon:g}, since "
             f"{session.redrawn} rounds were lost in a crash and drawn anew; it was not played."
         )
+
+
+def _limited(training: Training, rounds: int, drawn: int, lost: int) -> bool:
+    """Whether the run's own ε has been kept so far and ends it before so many rounds."""
+    if training.budget is None:
+        return False
+    spent, all_of_it = (_own_epsilon(training, count, lost) for count in (drawn, rounds))
+    return spent <= training.budget.epsilon < all_of_it
+
+
+def _own_epsilon(training: Training, rounds: int, lost: int) -> float:
+    """ε towards the run's own view, by the proof that was the best one for its plan.
+
+    The better of two for the rounds that happened to be run would be no filter: a run could end by
+    either, and each takes all of δ.
+    """
+    size = (training.task.dim, training.data.clients)
+    if foreign(training.recipe.cohort):
+        proofs = ways(redrawn(training.recipe, lost), *size, training.recipe.view)
+    else:
+        proofs = ways(training.recipe, *size, training.recipe.view)
+
+    def epsilon(proof: Way, count: int, lost: int = 0) -> float:
+        counted = count if proof.most is None else min(count, proof.most + lost)
+        return accounting.epsilon(events.Composed(proof.event, counted), training.delta)
+
+    best = min(proofs, key=lambda proof: epsilon(proof, training.rounds))
+    return epsilon(best, rounds, lost)

@@ -207,7 +207,7 @@ def _next_threshold(
     if not isinstance(recipe.bound, AdaptiveClip) or state.threshold is None:
         return None
     norm = float(state.threshold)
-    short = int((total.seen[0] <= norm).sum())
+    short = int((total.seen[0] <= norm).sum()) if total.short is None else total.short
     rng = stream(key, state.round, "count")
     expected = recipe.cohort.expected(population)
     return torch.tensor([recipe.bound.next(norm, short, came, expected, rng)]).double()
@@ -225,6 +225,7 @@ class Total:
     wire: Wire | None = None
     sent: int = 0
     facts: list[Tensor] = field(default_factory=list)  # [3, messages] each
+    short: int | None = None  # how many said that they were; None where `facts` tell
 
     @property
     def seen(self) -> Tensor:

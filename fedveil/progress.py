@@ -49,7 +49,7 @@ def watcher() -> Watcher:
 
 
 class LiveLine:
-    """One line that follows the run: round, accuracy, ε spent of ε allowed, time left."""
+    """One line that follows the run: round, accuracy, ε so far of ε allowed, time left."""
 
     def __init__(self) -> None:
         self._bar = Progress(
@@ -115,13 +115,13 @@ def quality(record: Record) -> str:
 
 
 def spending(training: Training, record: Record) -> str:
-    """ε spent, of ε allowed where a budget was set."""
+    """ε so far, of ε allowed where a budget was set; it holds if the run is to stop here anyway."""
     if record.epsilon is None:
         return "not private"
     if math.isinf(record.epsilon):
         return "no guarantee"
     allowed = f" of {training.budget.epsilon:g}" if training.budget else ""
-    return f"ε {math.ceil(record.epsilon * 100) / 100:.2f}{allowed}"
+    return f"ε so far {math.ceil(record.epsilon * 100) / 100:.2f}{allowed}"
 
 
 def clock(seconds: float) -> str:

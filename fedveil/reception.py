@@ -4,7 +4,9 @@
 trust them. It opens a `Reception`, sends each `Invitation`, hands over all that arrives, and
 closes: from there on the round is the loop's own (`loop.conclude_round`). Floats travel as
 safetensors of the model's named parameters, whole numbers as packed bits (`wire`). A client sends
-what its recipe's bound has made; under `AdaptiveClip` its report, for the server counts it.
+what its recipe's bound has made. Under `AdaptiveClip` the server has to count short updates: of
+floats a client sends its report as it is, and the server clips it; whole numbers have no room for
+a long report, so a client clips it and says in `Message.short` whether it was short.
 Closing is the deadline. When to close must not depend on what has arrived (docs/privacy.md).
 """
 
@@ -33,7 +35,7 @@ from fedveil.loop import (
     counted,
     void_round,
 )
-from fedveil.parts.bound import MARGIN, Clip
+from fedveil.parts.bound import MARGIN, AdaptiveClip, Clip
 from fedveil.privacy.norms import Norms
 from fedveil.recipe import Recipe
 from fedveil.streams import Key
@@ -67,6 +69,7 @@ class Message:
     nonce: bytes
     examples: int  # checked and not used: a weight by examples would have no bounded influence
     body: bytes
+    short: bool | None = None  # under AdaptiveClip with whole numbers: ‖w‖ ≤ C_k before the clip
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class Reception:
         self, recipe: Recipe, state: State, shapes: Shapes, population: int, key: Key
     ) -> None:
         _refuse_floats_with_noise(recipe)
+        _refuse_masked(recipe)
         if (dim := sum(math.prod(shape) for shape in shapes.values())) != len(state.x):
             raise UserError(
                 f"reception: the shapes make {dim} numbers, but the model has {len(state.x)}; "
@@ -104,6 +108,9 @@ class Reception:
         self._wire = recipe.wire(dim, population)
         kind = torch.float64 if self._wire is None else torch.int64
         self._total = Total(torch.zeros(dim, dtype=kind), wire=self._wire)
+        self._told = self._wire is not None and isinstance(recipe.bound, AdaptiveClip)
+        if self._told:
+            self._total.short = 0
         self._cohort = cohort_of(recipe, state, population, key)
         self._nonces = {int(client): secrets.token_bytes(NONCE) for client in self._cohort}
         self._sent: set[int] = set()  # of the cohort, in time, whether or not it was taken
@@ -155,6 +162,8 @@ class Reception:
         self._sent.add(message.client)
         if not _is_count(message.examples):
             return Verdict("miscounted", f"examples is {message.examples!r}, which is no count.")
+        if self._told and not isinstance(message.short, bool):
+            return Verdict("malformed", "It does not say whether the update was short.")
         return None
 
     def _added(self, message: Message) -> Verdict:
@@ -166,6 +175,8 @@ class Reception:
         except UserError as problem:
             return Verdict("malformed", str(problem))
         self._in_sum.add(message.client)
+        if self._total.short is not None:
+            self._total.short += bool(message.short)
         self._total.sent += len(message.body)
         return Verdict("taken")
 
@@ -259,6 +270,15 @@ def _has_its_types(message: Message) -> bool:
 def _is_count(examples: object) -> bool:
     whole = isinstance(examples, int) and not isinstance(examples, bool)
     return whole and examples in range(MOST_EXAMPLES + 1)
+
+
+def _refuse_masked(recipe: Recipe) -> None:
+    """What one who must see the sum alone is not to see."""
+    if recipe.view == "sum":
+        raise UserError(
+            f"{recipe.name} is for view 'sum', but a reception sees every message by itself, which "
+            "is view 'messages'; use a recipe for that view, or secure aggregation in its place."
+        )
 
 
 def _refuse_floats_with_noise(recipe: Recipe) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Unbounded
-from fedveil.parts.cohort import Cohort, Everyone
+from fedveil.parts.cohort import Cohort, Everyone, Poisson
 from fedveil.parts.local import Local
 from fedveil.parts.memory import ErrorCompensation, Memory, NoMemory
 from fedveil.parts.noise import Noise, Share, Silent
@@ -58,9 +58,10 @@ class Recipe:
     @property
     def foreign(self) -> tuple[str, ...]:
         """The classes of its parts that are not fedveil's: what these promise is not proved."""
-        kinds = (type(getattr(self, field.name)) for field in fields(self))
-        places = ((kind.__module__, kind.__qualname__) for kind in kinds if kind is not str)
-        return tuple(f"{m}:{name}" for m, name in places if m.partition(".")[0] != "fedveil")
+        parts = (getattr(self, field.name) for field in fields(self))
+        strangers = (part for part in parts if not isinstance(part, str) and foreign(part))
+        kinds = (type(getattr(part, "stranger", part)) for part in strangers)
+        return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in kinds)
 
     def message(self, dim: int, bound: Bound | None = None) -> Norms:
         """What one message can be at most, after bound and quantization."""
@@ -116,7 +117,9 @@ class Recipe:
         """How many clients' noise the accounting counts on in what this view shows."""
         if view == "messages" or not self.noise.adds_up:
             return 1.0
-        if view == "models" and not self.noise.needs_grid and self.cohort.honest is None:
+        strange = self.noise.at == "client" and foreign(self.noise)
+        topped_up = not (self.noise.needs_grid or strange)
+        if view == "models" and topped_up and self.cohort.honest is None:
             return self.cohort.expected(population)  # the server adds what is missing
         return float(self.cohort.sure(population))
 
@@ -124,7 +127,7 @@ class Recipe:
         """What any one round releases: amplified where this view does not show who took part."""
         release = self.release(dim, population, view)
         if self.hidden(view or self.view):
-            return self.cohort.amplify(release, population)
+            return self._amplified(release, population)
         return release
 
     def hidden(self, view: View) -> bool:
@@ -140,23 +143,31 @@ class Recipe:
         promised = self.cohort.fixed or self.cohort.honest is not None
         return self.cohort.sure(population) if self.noise.at == "client" and promised else 0
 
-    def most(self, rounds: int) -> int:
-        """How many of the rounds one unit can take part in."""
-        return rounds if self.cohort.cap is None else min(rounds, self.cohort.cap)
+    def most(self, rounds: int, view: View | None = None) -> int:
+        """How many of the rounds one unit can take part in, as far as a view may rely on it.
+
+        The server keeps the cap. In views `sum` and `messages` it is the adversary, so there a
+        cap counts for nothing.
+        """
+        cap = self.cohort.cap
+        if cap is None or (view or self.view) != "models":
+            return rounds
+        return min(rounds, cap)
 
     def spent(
         self, dim: int, population: int, rounds: int, view: View | None = None
     ) -> events.Spent:
         """What a whole run releases, however often the unit was drawn.
 
-        A view that shows who took part is accounted for a unit that took part in every round that
-        its cap allows. One that hides it may be accounted either way.
+        A view that shows who took part is accounted for a unit that took part in every round, or,
+        where the server is trusted, in as many as its cap allows. One that hides it may be
+        accounted either way.
         """
         release = self.release(dim, population, view)
-        known = events.Composed(release, self.most(rounds))
+        known = events.Composed(release, self.most(rounds, view))
         if not self.hidden(view or self.view):
             return known
-        hidden = events.Composed(self.cohort.amplify(release, population), rounds)
+        hidden = events.Composed(self._amplified(release, population), rounds)
         return hidden if self.cohort.cap is None else events.Either((hidden, known))
 
     def attended(
@@ -170,7 +181,25 @@ class Recipe:
         if rate >= 1 or (self.cohort.fixed and self.cohort.cap is not None):
             return None
         release = self.release(dim, population, view)
-        return events.Attended(release, rate, rounds, self.most(rounds))
+        return events.Attended(release, rate, rounds, self.most(rounds, view))
+
+    def kept_by_clients(
+        self, dim: int, population: int, rounds: int, view: View | None = None
+    ) -> events.Composed | None:
+        """The same if clients themselves refuse to take part beyond the cap.
+
+        None where there is no cap that a view does not rely on anyway.
+        """
+        cap = self.cohort.cap
+        if cap is None or cap >= self.most(rounds, view):
+            return None
+        return events.Composed(self.release(dim, population, view), cap)
+
+    def _amplified(self, release: events.Release, population: int) -> events.Round:
+        """Sampling, where it is proved: what clients remember by a part of one's own is not."""
+        if self.memory.kept and foreign(self.memory):
+            return release
+        return self.cohort.amplify(release, population)
 
     def with_noise(
         self, level: float, dim: int, population: int, epsilon: float, delta: float
@@ -182,10 +211,17 @@ class Recipe:
         return replace(self, noise=self.noise.scaled(level, message, sensitivity, share))
 
 
+def foreign(part: object) -> bool:
+    """Whether a part's class is not fedveil's own; a subclass of one is not either."""
+    part = getattr(part, "stranger", part)  # what stands in for one after a crash
+    return type(part).__module__.partition(".")[0] != "fedveil"
+
+
 def _refuse_misfits(recipe: Recipe) -> None:
     bounded = recipe.bound.norms(1).bounded
     grid = recipe.message(1).grid is not None if bounded else False
     bound, noise, quantize = (type(part).__name__ for part in _middle(recipe))
+    _refuse_unknown_words(recipe)
     if recipe.private and not bounded:
         raise UserError(
             f"{recipe.name}: bound {bound} and noise {noise} do not fit: no noise hides an "
@@ -216,21 +252,32 @@ def _refuse_misfits(recipe: Recipe) -> None:
         _refuse_memory_misfits(recipe, recipe.memory)
 
 
+def _refuse_unknown_words(recipe: Recipe) -> None:
+    """Of parts of one's own: what they call by another name would be accounted for as something."""
+    if (found := recipe.noise.at) not in ("server", "client"):
+        raise UserError(
+            f"{recipe.name}: noise {type(recipe.noise).__name__} is added at '{found}'; it must be "
+            "'server' or 'client'."
+        )
+    if (kind := recipe.cohort.adjacency) not in get_args(Adjacency):
+        raise UserError(
+            f"{recipe.name}: cohort {type(recipe.cohort).__name__} is for '{kind}' neighbours; it "
+            f"must be {', '.join(get_args(Adjacency))}."
+        )
+
+
 def _refuse_memory_misfits(recipe: Recipe, memory: ErrorCompensation) -> None:
     if isinstance(recipe.report, Model):
         raise UserError(
             f"{recipe.name}: memory ErrorCompensation and report Model do not fit: the memory "
             "accumulates differences; use GradientScale or Difference."
         )
-    if (
-        recipe.private
-        and memory.update == "participants"
-        and recipe.cohort.adjacency == ("replace-one")
-    ):
+    proved = type(recipe.cohort) in (Poisson, Everyone)
+    if recipe.private and memory.update == "participants" and not proved:
         raise UserError(
             f"{recipe.name}: memory of participants and cohort {type(recipe.cohort).__name__} do "
-            "not fit: what absent clients remember depends on who was drawn, which the "
-            "fixed-size theorem does not cover; use Poisson, Everyone, or update='everyone'."
+            "not fit: what absent clients remember depends on who was drawn, which is covered for "
+            "independent draws only; use Poisson, Everyone, or update='everyone'."
         )
 
 

@@ -22,7 +22,8 @@ class Record:
     void: bool = False  # too few came for the noise that was promised, so nothing was released
     loss: float | None = None
     accuracy: float | None = None
-    epsilon: float | None = None
+    epsilon: float | None = None  # so far: valid only if the round of stopping was fixed before
+    epsilon_planned: float | None = None  # of all planned rounds: holds whenever the run stops
     # Diagnostics (docs/diagnosis.md), where they are recorded and mean something.
     norm_median: float | None = None  # of ‖w_i‖ before the bound
     norm_deviation: float | None = None

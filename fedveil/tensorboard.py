@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from fedveil.training import Record, Training
 
 Watch = Callable[["Training", "Record"], None]
-GROUPS = {"loss": "test", "accuracy": "test", "epsilon": "privacy"}  # all others are diagnostics
+# What is not here is a diagnostic.
+GROUPS = {"loss": "test", "accuracy": "test", "epsilon": "privacy", "epsilon_planned": "privacy"}
 
 
 def refuse_absent() -> None:

@@ -29,11 +29,12 @@ from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.bound import ProbedClip
+from fedveil.privacy import accounting
 from fedveil.privacy.accounting import check_delta
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
 from fedveil.privacy.secure import secured
 from fedveil.privacy.session import BudgetError, Session
-from fedveil.privacy.statement import Guarantee, Statement, guarantee, statement
+from fedveil.privacy.statement import Guarantee, Statement, statement
 from fedveil.probe import probed
 from fedveil.recipe import Recipe, View
 from fedveil.records import Record
@@ -76,6 +77,7 @@ class Training:
     entered: Entered | None = None  # when the ledger was asked
     diagnostics: bool = False  # whether what is seen of clients is recorded
     participants: Participants = field(default_factory=Participants)
+    _planned: dict[int, float] = field(default_factory=dict)  # ε, by how many rounds were lost
 
     def enrol(
         self, ledger: Path | None = None, saved: bool = False, trace: Trace | None = None
@@ -129,24 +131,35 @@ class Training:
         return self.state.round >= self.rounds
 
     def guarantee(self, view: View | None = None) -> Guarantee:
-        """What has been spent so far, towards one with this view (the recipe's own if none)."""
-        recipe, rounds = charging.charged(self)
-        size = (self.task.dim, self.data.clients)
-        return guarantee(recipe, *size, rounds, self.delta, view, self.data.origin)
+        """What the run guarantees towards one with this view (the recipe's own if none).
 
-    def statement(self, rounds: int | None = None) -> Statement:
-        """What has been spent so far, or will be after `rounds`, towards each view."""
-        recipe, played = charging.charged(self)
-        return statement(
-            recipe,
+        For all rounds that were planned: it holds whenever the run is stopped.
+        """
+        return self.statement().towards(view or self.recipe.view)
+
+    def statement(self) -> Statement:
+        """What the run guarantees towards each view, whenever it is stopped."""
+        charge = charging.charged(self)
+        begun = self.enrolled or self.state.round
+        made = statement(
+            charge.recipe,
             self.task.dim,
             self.data.clients,
-            played if rounds is None else rounds,
+            charge.rounds,
             self.delta,
             isinstance(self.key, SecretKey),
             self.diagnostics,
             self.data.origin,
+            charge.course if begun else None,
+            charging.recorded(self),
         )
+        return made.limited(self.budget.epsilon) if charge.course.limited and self.budget else made
+
+    def running_epsilon(self) -> float:
+        """ε of the rounds so far: valid only if it was fixed in advance to stop here."""
+        charge = charging.charged(self)
+        spent = charge.recipe.spent(self.task.dim, self.data.clients, charge.drawn)
+        return accounting.epsilon(spent, self.delta)
 
     def _record(self, info: Info, seconds: float) -> Record:
         done = info.round + 1
@@ -158,8 +171,19 @@ class Training:
         if done % self.evaluate_every and done != self.rounds:
             return record
         loss, accuracy = self.task.evaluate(self.state.model, self.data.test)
-        epsilon = self.guarantee().epsilon if self.recipe.private else None
-        return replace(record, loss=loss, accuracy=accuracy, epsilon=epsilon)
+        record = replace(record, loss=loss, accuracy=accuracy)
+        if not self.recipe.private:
+            return record
+        return replace(
+            record, epsilon=self.running_epsilon(), epsilon_planned=self._planned_epsilon()
+        )
+
+    def _planned_epsilon(self) -> float:
+        """Of the guarantee; computed again only where more rounds were lost."""
+        lost = 0 if self.session is None else self.session.redrawn
+        if lost not in self._planned:
+            self._planned[lost] = self.guarantee().epsilon
+        return self._planned[lost]
 
     def _diagnosed(self, info: Info) -> dict[str, float | None]:
         """What was seen of the clients, and where the model is, if the optimum is known."""
@@ -314,7 +338,8 @@ def finish(
         result = conclude(training, directory)
         if training.session is not None:
             said = result.guarantee
-            training.session.end(said.view, said.rounds, said.epsilon)
+            limited = said.course is not None and said.course.limited
+            training.session.end(said.view, said.rounds, said.epsilon, limited)
         if directory is not None:
             checkpoint(training, directory)
             interface = Interface.of(training.data)

@@ -38,6 +38,7 @@ import torch
 from fedveil import charging, cli, progress, settings, training
 from fedveil.data.federated import Examples, Federated
 from fedveil.parts.memory import ClientMemory
+from fedveil.privacy import accounting
 from fedveil.privacy.anchor import Anchor
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.chain import Chain
@@ -133,8 +134,10 @@ def warm(place: Path) -> None:
         file = place / f"{case}.toml"
         file.write_text(toml(case))
         ready = settings.prepare(settings.read_settings(file, {}))
+        ready.statement()
         for rounds in range(1, ROUNDS + 1):
-            ready.statement(rounds)
+            spent = ready.recipe.spent(ready.task.dim, ready.data.clients, rounds)
+            accounting.epsilon(spent, ready.delta)
 
 
 def arguments(case: str, run: Path) -> list[str]:

@@ -36,7 +36,7 @@ def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     assert said
     shown = well(run("budget", "show"))
     assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
-    assert f"  models     ε = {said[1]} at δ = 1e-05 (zero-out)\n" in shown
+    assert f"  models     ε = {said[1]} at δ = 1e-05 (zero-out); to look at" in shown
     assert "Recorded     3 rounds charged, from 1 noise stream\n" in shown
     for target in ("digits", "a", "a/recipe.toml"):
         assert well(run("budget", "show", target)) == shown
@@ -51,7 +51,7 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
     assert re.search(r"may spend ε = 2 at δ = 1e-05 in view 'models'; ε = \S+ is spent", out)
     shown = well(run("budget", "show", "--delta", 1e-6))
     assert re.search(
-        r"ε = \S+ at δ = 1e-06 \(zero-out\); the budget is 2 at δ = 1e-05$", shown, re.M
+        r"ε = \S+ at δ = 1e-06 \(zero-out\); the budget is 2 at δ = 1e-05; to look at", shown
     )
     outcome = run("train", *NORMEC, "--rounds", 30, "--out", "b")
     assert outcome.code == 2

@@ -380,7 +380,7 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     assert code == 0
     assert ESCAPE in seen
     text = without_escapes(seen)
-    assert re.search(r"round +3/3 ━+ accuracy [\d.]+% ε \d+\.\d\d ", text)
+    assert re.search(r"round +3/3 ━+ accuracy [\d.]+% ε so far \d+\.\d\d ", text)
     assert all(len(line) <= 60 for line in text[text.index("Result") :].splitlines())
     assert "\n         " in text[text.index("Privacy") :]
 

@@ -81,7 +81,7 @@ def test_plain_lines_come_with_evaluations_only(
         watch(training, replace(RECORD, round=1, loss=None, accuracy=None, epsilon=None))
         assert capsys.readouterr().out == ""
         watch(training, replace(RECORD, round=5))
-    assert capsys.readouterr().out == "round 5/5  accuracy 25.0%  ε 1.24  0:00 left\n"
+    assert capsys.readouterr().out == "round 5/5  accuracy 25.0%  ε so far 1.24  0:00 left\n"
 
 
 def test_a_live_line_says_the_same(training: Training, terminal: Open) -> None:
@@ -90,7 +90,7 @@ def test_a_live_line_says_the_same(training: Training, terminal: Open) -> None:
         watch(training, replace(RECORD, round=4))
         watch(training, replace(RECORD, round=5, loss=None))
     assert "round   5/5" in screen.getvalue()
-    assert "accuracy 25.0% ε 1.24" in screen.getvalue()
+    assert "accuracy 25.0% ε so far 1.24" in screen.getvalue()
 
 
 def test_quality_is_accuracy_where_there_are_classes() -> None:
@@ -100,8 +100,8 @@ def test_quality_is_accuracy_where_there_are_classes() -> None:
 
 
 def test_spending_names_the_budget(training: Training) -> None:
-    assert spending(training, RECORD) == "ε 1.24"
-    assert spending(replace(training, budget=Budget(2.0, 1e-5)), RECORD) == "ε 1.24 of 2"
+    assert spending(training, RECORD) == "ε so far 1.24"
+    assert spending(replace(training, budget=Budget(2.0, 1e-5)), RECORD) == "ε so far 1.24 of 2"
     assert spending(training, replace(RECORD, epsilon=None)) == "not private"
     assert spending(training, replace(RECORD, epsilon=math.inf)) == "no guarantee"
 

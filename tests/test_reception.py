@@ -44,8 +44,9 @@ ADAPTIVE = algorithms.dp_fedavg_adaptive(rate=0.5, noise_multiplier=1.0)
 SECURE = secured(NOISY)
 BINOMIAL = algorithms.dp_norm_fedavg_binomial(clients=6, trials=64, levels=8)
 MODULAR = replace(BINOMIAL, view="sum")
+WHOLE = secured(ADAPTIVE)
 COMPENSATED = replace(algorithms.alpha_normec(), cohort=FixedSize(6))
-ALL = [PLAIN, NOISY, ADAPTIVE, SECURE, BINOMIAL, MODULAR, COMPENSATED]
+ALL = [PLAIN, NOISY, ADAPTIVE, SECURE, WHOLE, BINOMIAL, COMPENSATED]
 ANSWERS = [torch.randn(DIM, generator=torch.Generator().manual_seed(i)) for i in range(CLIENTS)]
 ANSWERS[3] = torch.zeros(DIM)
 
@@ -85,17 +86,26 @@ def sent(reception: Reception, body: Callable[[int], bytes]) -> list[Message]:
     return [Message(i.client, i.round, i.nonce, 20, body(i.client)) for i in reception.invitations]
 
 
+def counting(message: Message, state: State) -> Message:
+    """A client under an adaptive clip says whether its update was short, before it clipped it."""
+    scale, offset = WHOLE.report.affine(WHOLE.local.rate(state.round))
+    report = scale * ANSWERS[message.client] + offset * state.x
+    return replace(message, short=float(report.double().norm()) <= float(state.threshold))
+
+
 @pytest.mark.parametrize("recipe", ALL, ids=lambda r: f"{r.name} {r.view} {type(r.noise).__name__}")
 def test_honest_messages_make_the_loop_s_own_round(recipe: Recipe) -> None:
     before = start(recipe)
     reception = opened(recipe, before)
     for message in reversed(sent(reception, lambda client: honest(recipe, before, client))):
-        assert reception.take(message).taken, message
+        full = counting(message, before) if recipe is WHOLE else message
+        assert reception.take(full).taken, message
     state, info = reception.close()
     expected, told = play_round(recipe, start(recipe), people(CLIENTS), Scripted(ANSWERS), KEY)
     tolerance = 0.0 if recipe.wire(DIM, CLIENTS) else 1e-6
     torch.testing.assert_close(state.x, expected.x, rtol=0, atol=tolerance)
     assert (info.participants, info.rejected) == (told.participants, 0)
+    assert info.threshold == told.threshold
     if expected.threshold is not None:
         assert state.threshold == expected.threshold
 
@@ -246,7 +256,37 @@ def test_whole_numbers_are_bounded_again() -> None:
     assert (total > 0).all()
 
 
-@pytest.mark.parametrize("recipe", [BINOMIAL, MODULAR], ids=["packed", "residues"])
+def test_short_updates_are_counted_where_messages_are_whole_numbers() -> None:
+    """The threshold follows what clients say; a message that does not say it is refused."""
+    ends = {}
+    for short in (True, False):
+        reception = opened(WHOLE)
+        for message in sent(reception, lambda client: honest(WHOLE, start(WHOLE), client)):
+            assert reception.take(message).reason == "malformed"
+            assert reception.take(replace(message, short=2)).reason == "malformed"
+            assert reception.take(replace(message, short=short)).taken
+        ends[short] = float(reception.close()[0].threshold)
+    came = len(opened(WHOLE).invitations)
+    step = WHOLE.bound.rate * came / WHOLE.cohort.expected(CLIENTS)
+    assert math.log(ends[False] / ends[True]) == pytest.approx(min(step, WHOLE.bound.rate), rel=0.2)
+
+
+def test_whoever_takes_messages_one_by_one_is_no_secure_aggregation() -> None:
+    with pytest.raises(UserError, match="a reception sees every message by itself, which is view"):
+        opened(MODULAR)
+
+
+def test_residues_of_another_form_are_refused() -> None:
+    wire = MODULAR.wire(DIM, CLIENTS)
+    assert wire is not None
+    good = write_levels(np.zeros(DIM, np.int64), wire)
+    assert not read_levels(good, wire, DIM).any()
+    for body in (b"", good[:-1], good + b"\0", floats(torch.zeros(DIM))):
+        with pytest.raises(UserError):
+            read_levels(body, wire, DIM)
+
+
+@pytest.mark.parametrize("recipe", [BINOMIAL], ids=["packed"])
 def test_packed_messages_of_another_form_are_refused(recipe: Recipe) -> None:
     wire = recipe.wire(DIM, CLIENTS)
     assert wire is not None

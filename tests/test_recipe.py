@@ -19,8 +19,9 @@ from fedveil.parts.quantize import StochasticRound
 from fedveil.parts.report import Difference, GradientScale, Model
 from fedveil.parts.schedule import Constant
 from fedveil.privacy import events
+from fedveil.privacy.calibrate import Budget, settled
 from fedveil.privacy.statement import VIEWS, guarantee
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, View
 
 LOCAL = SGD(Constant(0.1), steps=1)
 
@@ -121,7 +122,7 @@ def test_every_algorithm_s_cohort_and_accounting_share_one_adjacency() -> None:
 def test_a_guarantee_names_unit_adjacency_view_and_rounds() -> None:
     recipe = algorithms.dp_sgd(clip=1.0, rate=0.1, noise_multiplier=2.0)
     sentence = guarantee(recipe, 10, 1000, 20, 1e-5).sentence()
-    for word in ("one example", "add-remove", "20 rounds", "1,000 examples", "released models"):
+    for word in ("per example", "add-remove", "Rounds: 20.", "(1,000)", "every released model"):
         assert word in sentence
     assert "too large" not in sentence
 
@@ -190,14 +191,37 @@ def test_whoever_sees_more_never_has_a_smaller_epsilon() -> None:
         assert views[0] < math.inf
 
 
-def test_a_cap_limits_what_a_view_of_participants_can_cost() -> None:
+def test_a_cap_that_the_adversary_keeps_counts_for_nothing() -> None:
+    """In views sum and messages the server is the adversary, and may ask a client every round."""
     capped = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400, cap=3)
     free = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400)
     for view in ("sum", "messages"):
         found = guarantee(capped, 10, 100, 20, 1e-5, view)
-        assert found.epsilon == guarantee(free, 10, 100, 3, 1e-5, view).epsilon
-        assert found.epsilon < guarantee(free, 10, 100, 20, 1e-5, view).epsilon
+        assert found.epsilon == guarantee(free, 10, 100, 20, 1e-5, view).epsilon
+        kept = guarantee(free, 10, 100, 3, 1e-5, view).epsilon
+        assert (found.cap, found.capped) == (3, kept)
         assert found.drawn is None  # a cap makes a fixed cohort's coins depend on each other
+        told = "if clients themselves refuse to take part in more than 3 rounds, ε is"
+        assert told in found.sentence()
+    trusted = guarantee(capped, 10, 100, 20, 1e-5, "models")
+    assert trusted.epsilon == guarantee(free, 10, 100, 3, 1e-5, "sum").epsilon
+    assert (trusted.cap, trusted.capped) == (None, None)
+
+
+@pytest.mark.parametrize("view", ["sum", "messages"])
+def test_fair_coins_do_not_count_on_an_adversary_s_cap_either(view: View) -> None:
+    capped = algorithms.dp_norm_fedavg_discrete(rate=0.1, sigma=300.0, support=4000, cap=4)
+    free = algorithms.dp_norm_fedavg_discrete(rate=0.1, sigma=300.0, support=4000)
+    assert capped.attended(10, 100, 50, view) == free.attended(10, 100, 50, view)
+    assert capped.attended(10, 100, 50, "models").most == 4
+
+
+def test_noise_is_calibrated_without_a_cap_that_the_adversary_keeps() -> None:
+    capped, free = (
+        settled(algorithms.dp_norm_fedavg_secagg(25, cap=cap), Budget(8.0, 1e-5), 20, 10, 100)
+        for cap in (3, None)
+    )
+    assert capped.noise == free.noise
 
 
 def test_a_cap_helps_the_models_too_where_it_is_worth_more_than_sampling() -> None:

@@ -351,8 +351,8 @@ def test_ctrl_c_ends_a_run_after_its_round(
 
     before = signal.getsignal(signal.SIGINT)
     result = train(plain_recipe, blobs, rounds=50, watch=press)
-    assert len(result.records) == result.guarantee.rounds == 2
-    assert result.summary()["rounds_planned"] == 50
+    assert len(result.records) == result.guarantee.course.run == 2
+    assert result.summary()["rounds_planned"] == result.guarantee.rounds == 50
     assert "Stopping after this round" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGINT) is before
 

@@ -225,7 +225,7 @@ def attendance_p(training: Training, taken: np.ndarray) -> float:
     from scipy.stats import binom
 
     rounds, count, rate = training.rounds, len(taken), accounted_rate(training)
-    if int(taken.max(initial=0)) > training.recipe.most(rounds):
+    if int(taken.max(initial=0)) > training.recipe.most(rounds, "models"):
         return 0.0
     together = float(binom.sf(int(taken.sum()) - 1, count * rounds, rate))
     times = np.arange(1, rounds + 1)

@@ -299,7 +299,8 @@ def _spending(
     at = delta if delta is not None else budget.delta if budget else least
     same = budget is not None and at == budget.delta
     spent = books.spent(account, view, at, budget.epsilon if budget and same else None)
-    if budget is None and math.isinf(spent):
+    why = _exposed(books, account, view)
+    if budget is None and math.isinf(spent) and not (why and view == "models"):
         return None
     text = _amount(spent)
     if budget is not None and same:
@@ -309,8 +310,20 @@ def _spending(
         text += f"; the budget is {budget.epsilon:g} at δ = {budget.delta:g}"
     elif budget is not None and math.isfinite(spent):
         text += f", {math.ceil(100 * spent / budget.epsilon)}% of it"
+    if why:
+        text += f"; {why}"
+    elif not same and spent:
+        text += "; to look at: only a budget that is set before the runs is a guarantee"
     plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
     return {"view": view, "budget": budget.epsilon if budget else None, **plain}
+
+
+def _exposed(books: Ledger, account: Account, view: Any) -> str:
+    """What a run has released without any noise, if one has."""
+    from fedveil.privacy.events import NonPrivate
+
+    ways = (way for run in books.charged(account, view) for way in run.plan.ways)
+    return next((way.event.reason for way in ways if isinstance(way.event, NonPrivate)), "")
 
 
 def _count(number: int, what: str) -> str:

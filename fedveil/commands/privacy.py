@@ -11,7 +11,7 @@ from fedveil.commands import flags
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
-    from fedveil.privacy.statement import Statement
+    from fedveil.privacy.statement import Rounds, Statement
 
 
 def privacy(
@@ -96,18 +96,31 @@ def _stated(target: Path) -> tuple[str, Statement]:
         _refuse_selected(target, known)
         with reading(target / "summary.json"):
             facts = known["privacy"]
-            played = max(facts["rounds"], run.rounds_played())
-            size = (facts["dimension"], facts["population"], played, facts["delta"])
+            course = _course(known, run.rounds_played())
             told = (facts["randomness"] == "secure", facts.get("diagnostics"))
             origin = Origin.from_plain(facts.get("origin"))
-            lost = max(facts["rounds"] - known["rounds"], 0)
-        recipe = redrawn(resolve_recipe(read_settings(target / "recipe.toml", {})), lost)
-        return "", statement(recipe, *size, *told, origin)
+            counted = course.planned + course.redrawn
+            size = (facts["dimension"], facts["population"], counted, facts["delta"])
+        settings = read_settings(target / "recipe.toml", {})
+        recipe = redrawn(resolve_recipe(settings), course.redrawn)
+        made = statement(recipe, *size, *told, origin, course, facts.get("ledger"))
+        return "", made.limited(settings.epsilon) if course.limited and settings.epsilon else made
     settings = read_settings(target, {})
     refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
     with getting_ready():
         training = prepare(settings)
-    return "", training.statement(settings.rounds)
+    return "", training.statement()
+
+
+def _course(summary: dict[str, Any], run: int) -> Rounds:
+    """Planned and run; summaries of versions before 0.2 do not tell which rounds were lost."""
+    from fedveil.privacy.statement import Rounds
+
+    facts = summary["privacy"]
+    if facts.get("course") is not None:
+        return Rounds(**facts["course"])
+    lost = max(facts["rounds"] - summary["rounds"], 0)
+    return Rounds(summary["rounds_planned"], max(summary["rounds"], run), lost)
 
 
 def _refuse_selected(target: Path, summary: dict[str, Any]) -> None:

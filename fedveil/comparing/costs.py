@@ -65,7 +65,7 @@ def refuse_unequal_noise(comparison: Comparison, where: Path) -> None:
     spent = []
     for member in members:
         training = prepare(member.at(comparison.seeds[0]), data, ledger=where)
-        spent.append(training.statement(training.rounds).main.epsilon)
+        spent.append(training.statement().main.epsilon)
     refuse_apart([member.label for member in members], spent)
 
 

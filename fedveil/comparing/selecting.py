@@ -62,6 +62,7 @@ class Priced:
     law: Law
     unit: str
     adjacencies: tuple[Adjacency, ...]  # that hold for every member
+    simulated: bool = False  # the clients were made up
 
     def plain(self) -> dict[str, Any]:
         """For comparison.json: the law, not its outcome."""
@@ -73,7 +74,8 @@ class Priced:
         """For a reader who was not there."""
         from fedveil.privacy.statement import rounded_up
 
-        return (
+        made_up = "Simulation: the clients are made up, so nobody real is protected. "
+        return (made_up if self.simulated else "") + (
             f"The best of a random number of runs ({described(self.law)['law']}, "
             f"{self.law.mean:.3g} expected), of which nothing else is released, costs ε = "
             f"{rounded_up(self.epsilon)} at δ = {rounded_up(self.delta)} for one {self.unit} "
@@ -96,15 +98,26 @@ def priced(trainings: Sequence[Training], law: Law) -> Priced:
                 "'models', for who sees more of the runs sees more than the best of them."
             )
     members = [
-        Charged(plan(t.recipe, t.task.dim, t.data.clients, "models"), t.rounds, t.rounds)
+        Charged(
+            plan(t.recipe, t.task.dim, t.data.clients, "models", t.data.origin), t.rounds, t.rounds
+        )
         for t in trainings
     ]
     release, delta = selection(members, law), trainings[0].delta
     alone = max(accounting.epsilon(m.plan.spent(m.rounds), delta) for m in members)
     found = accounting.epsilon(release, delta)
     if math.isinf(found):
-        raise UserError("Selecting among these members has no finite epsilon; use more noise.")
-    return Priced(release, found, delta, alone, law, trainings[0].recipe.unit, _common(members))
+        raise UserError(_hopeless(members))
+    unit, origin = trainings[0].recipe.unit, trainings[0].data.origin
+    return Priced(release, found, delta, alone, law, unit, _common(members), origin.simulated)
+
+
+def _hopeless(members: Sequence[Charged]) -> str:
+    """Why there is no ε: what a member releases without noise, or too little of it."""
+    found = (event for member in members for event, _ in member.plan.ways)
+    why = next((event.reason for event in found if isinstance(event, NonPrivate)), "")
+    because = f", since {why}." if why else "; use more noise."
+    return f"Selecting among these members has no finite epsilon{because}"
 
 
 def _common(members: Sequence[Charged]) -> tuple[Adjacency, ...]:
@@ -306,7 +319,7 @@ def _repriced(row: dict[str, Any], price: Priced) -> dict[str, Any]:
 def _restated(summary: dict[str, Any], price: Priced) -> dict[str, Any]:
     privacy = summary["privacy"]
     views: dict[str, Mapping[str, Any]] = {
-        view: {**guarantee, **dict.fromkeys(("epsilon", "drawn")), **NOTHING}
+        view: {**guarantee, **dict.fromkeys(("epsilon", "drawn", "capped")), **NOTHING}
         for view, guarantee in privacy["views"].items()
     }
     told = {"epsilon": price.epsilon, "sentence": price.sentence(), "reason": ""}

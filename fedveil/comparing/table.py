@@ -270,7 +270,10 @@ def _together(cost: Mapping[str, Any]) -> str:
         text += f"; with {cost['others']} earlier ones on these data, ε = {rounded_up(account)}"
     if cost["unrecorded"]:
         text += f"; {cost['unrecorded']} more that no ledger here knows are not counted"
-    return f"{text}, by the ledger."
+    return (
+        f"{text}, by the ledger. This is a figure to look at; only a budget that is set before the "
+        "runs is a guarantee."
+    )
 
 
 def _choosing(measure: Measure) -> str:

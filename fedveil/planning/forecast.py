@@ -18,7 +18,7 @@ from fedveil.parts.noise import Gaussian, RoundedGaussian
 from fedveil.planning.noise import noise_norm
 from fedveil.planning.signal import Updates, stretched
 from fedveil.privacy.calibrate import Budget, sensible_delta, settled
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, foreign
 
 MANY = 1_000_000  # clients, where their number does not matter
 VARIED = ("clients", "cohort", "rounds", "epsilon", "dim", "clip")
@@ -114,7 +114,9 @@ def with_noise(case: Case) -> Recipe:
         assert isinstance(found, DiscreteGaussian)
         assert found.sigma is not None
         return replace(recipe, noise=Binomial(max(2 * math.ceil(2 * found.sigma**2), 2)))
-    if not isinstance(recipe.noise, Gaussian | RoundedGaussian) or recipe.noise.settled:
+    own = any(map(foreign, (recipe.noise, recipe.bound, recipe.cohort, recipe.quantize)))
+    known = isinstance(recipe.noise, Gaussian | RoundedGaussian) and not own
+    if not known or recipe.noise.settled:
         return settled(recipe, case.budget, rounds, case.dim, case.population)
     if isinstance(recipe.bound, AdaptiveClip):
         return settled(recipe, case.budget, rounds, 1, case.population)
@@ -194,7 +196,8 @@ def _with_cohort(case: Case, size: float) -> Case | None:
         share = size / cohort.expected(case.population)
         honest = None if cohort.honest is None else _some(cohort.honest * share)
         return _with(case, cohort=replace(cohort, rate=size / case.population, honest=honest))
-    assert isinstance(cohort, FixedSize)
+    if not isinstance(cohort, FixedSize):
+        return None  # of one's own: nobody else knows how to change it
     return _with(case, cohort=_resized(cohort, size))
 
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from fedveil.errors import UserError
-from fedveil.parts.cohort import Cohort, FixedSize, Poisson
+from fedveil.parts.bound import AdaptiveClip
+from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian
 from fedveil.privacy import accounting, events
 from fedveil.privacy.statement import guarantee
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, foreign
 
 TOLERANCE = 0.005
 LEAST_LEVEL, LARGEST_LEVEL = 2.0**-20, 2.0**40  # of noise that is tried
@@ -85,6 +86,8 @@ def settle(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: in
         return accounting.epsilon(at(level).spent(dim, population, rounds), budget.delta)
 
     _refuse_hopeless(at(1.0), dim, population)
+    if isinstance(recipe.bound, AdaptiveClip):
+        _refuse_precise_count(recipe, recipe.bound, budget, rounds, dim, population)
     return at(least_level(exact, budget.epsilon, _guess(at, budget, rounds, dim, population)))
 
 
@@ -106,7 +109,10 @@ def _guess(
         found = accounting.quick_epsilon(spent, budget.delta)
         return budget.epsilon / level if found is None else found
 
-    return least_level(rough, budget.epsilon, 1.0)
+    try:
+        return least_level(rough, budget.epsilon, 1.0)
+    except UserError:  # what Rényi divergences cannot show, the exact accounting may
+        return 1.0
 
 
 def _refuse_hopeless(recipe: Recipe, dim: int, population: int) -> None:
@@ -117,6 +123,27 @@ def _refuse_hopeless(recipe: Recipe, dim: int, population: int) -> None:
             f"{recipe.name} has no guarantee in view '{recipe.view}', since {release.reason}; "
             "use noise at the clients, or view 'models'."
         )
+
+
+def _refuse_precise_count(
+    recipe: Recipe, bound: AdaptiveClip, budget: Budget, rounds: int, dim: int, population: int
+) -> None:
+    """An adaptive clip's count has noise of its own, for which none on the sum makes up."""
+
+    def alone(deviation: float) -> float:
+        counting = replace(recipe, bound=replace(bound, count_noise=deviation))
+        loud = counting.with_noise(LARGEST_LEVEL, dim, population, budget.epsilon, budget.delta)
+        return accounting.epsilon(loud.spent(dim, population, rounds), budget.delta)
+
+    given = bound.deviation(recipe.cohort.expected(population))
+    if alone(given) <= budget.epsilon:
+        return
+    enough = 1.5 * least_level(alone, budget.epsilon, given)
+    raise UserError(
+        f"{recipe.name}: the count of short updates has noise of deviation {given:.3g} (unless "
+        f"given, cohort/20), and alone spends more than epsilon = {budget.epsilon:g} in "
+        f"{rounds} rounds; give count_noise = {enough:.2g} or more, or a larger cohort."
+    )
 
 
 def least_level(epsilon: Callable[[float], float], target: float, guess: float = 1.0) -> float:
@@ -224,11 +251,13 @@ def largest_cohort(
 
 def _largest(cohort: Cohort, population: int, within: Callable[[Cohort], bool]) -> Cohort | None:
     """By bisection: of the rate on a logarithmic scale, of a size in whole clients."""
-    if isinstance(cohort, Poisson):
+    if isinstance(cohort, Poisson) and not foreign(cohort):
         return _largest_rate(cohort, population, within)
-    if isinstance(cohort, FixedSize):
+    if isinstance(cohort, FixedSize) and not foreign(cohort):
         return _largest_size(cohort, population, within)
-    raise UserError("Everyone takes part in every round; there is no cohort to choose.")
+    if isinstance(cohort, Everyone):
+        raise UserError("Everyone takes part in every round; there is no cohort to choose.")
+    raise UserError(f"How to make {type(cohort).__name__} larger is not known; give its size.")
 
 
 def _largest_rate(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedveil.errors import UserError
 from fedveil.parts.noise import Gaussian, RoundedGaussian
 from fedveil.parts.quantize import Exact, TowardZero
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, foreign
 
 
 def secured(recipe: Recipe) -> Recipe:
@@ -19,6 +19,11 @@ def secured(recipe: Recipe) -> Recipe:
     noise = recipe.noise
     if not recipe.private:
         raise UserError(f"{recipe.name} adds no noise, so there is none to make secure.")
+    if foreign(noise):
+        raise UserError(
+            f"{recipe.name}: noise {type(noise).__name__} is not fedveil's own, so how it is drawn "
+            "is not known; for secure noise use Gaussian or a noise of whole numbers."
+        )
     if not isinstance(noise, Gaussian):
         return recipe  # whole numbers already
     if noise.at == "client":

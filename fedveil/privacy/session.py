@@ -43,6 +43,7 @@ class Session:
     def __init__(self, ledger: Ledger, facts: Facts, run: str, played: int = 0) -> None:
         self.ledger, self.facts, self.run = ledger, facts, run
         self._body = {**facts.plain(), "run": run}
+        self._played = played  # when this process began
         self._key, self._empty = stream_key(self._body), Stream(self._body)
         self.closed = False
         self.differed = False  # whether a round came out other than it was released before
@@ -57,12 +58,24 @@ class Session:
         except BaseException:
             self.close()
             raise
-        self.redrawn = max(self.rounds - played, 0) if facts.stream.startswith("secret") else 0
 
     @property
     def rounds(self) -> int:
         """How many rounds this run has reserved, in all processes that worked on it."""
         return len(self.ledger.drawn.get(self.run, ()))
+
+    @property
+    def redrawn(self) -> int:
+        """How many rounds were drawn under another key of this run and are not in its state."""
+        if not self.facts.stream.startswith("secret"):
+            return 0
+        drawn = self.ledger.drawn.get(self.run, ())
+        return max(sum(key != self._key for key, _ in drawn) - self._played, 0)
+
+    @property
+    def budgets(self) -> dict[View, Budget]:
+        """Those that stand for the run's data."""
+        return self.ledger.budgets(self.facts.account)
 
     @property
     def room(self) -> float:
@@ -115,14 +128,20 @@ class Session:
             self.ledger.chain.add("commit", {"run": self._entry, "round": round, "digest": digest})
         self.ledger.sync()
 
-    def end(self, view: View, rounds: int, epsilon: float) -> None:
-        """Note what the run's own statement said, for `verify` to find again."""
+    def end(self, view: View, rounds: int, epsilon: float, limited: bool = False) -> None:
+        """Note what the run's own statement said, for `verify` to find again.
+
+        For the planned rounds, however many were run; `limited` to the run's own ε. What was read
+        from the data without noise leaves no ε to note.
+        """
         if self._entry is None:
             return
-        found = epsilon if math.isfinite(epsilon) else None
+        exposed = any(isinstance(e, events.NonPrivate) for e, _ in self.facts.plans[view].ways)
+        found = None if exposed or not math.isfinite(epsilon) else epsilon
         body = {"run": self._entry, "view": view, "rounds": rounds, "redrawn": self.redrawn}
+        stated = {"of": "the plan", "limited": limited, "epsilon": found, "at": now()}
         with self.ledger.writing():
-            self.ledger.chain.add("end", {**body, "epsilon": found, "at": now()})
+            self.ledger.chain.add("end", {**body, **stated})
         self.ledger.sync()
 
     def trace(self) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import functools
 import importlib.metadata
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
 from fedveil.data.origin import REAL, Origin
 from fedveil.parts.bound import AdaptiveClip, ProbedClip
-from fedveil.parts.cohort import FixedSize, Poisson
+from fedveil.parts.cohort import Everyone, FixedSize, Poisson
 from fedveil.parts.discrete import (
     Binomial,
     DiscreteGaussian,
@@ -25,7 +25,7 @@ from fedveil.parts.discrete import (
 )
 from fedveil.parts.noise import Gaussian, RoundedGaussian
 from fedveil.privacy import accounting, events
-from fedveil.recipe import Recipe, View
+from fedveil.recipe import Recipe, View, foreign
 from fedveil.wire import length
 
 VIEWS: tuple[View, ...] = ("models", "sum", "messages")
@@ -41,12 +41,52 @@ BRIEFLY: dict[str, str] = {
 }
 
 
+UNRECORDED = "not recorded; this run counts against no budget."
+RECORDED = "recorded in the ledger under account {account}"
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """The rounds that a guarantee is for, fixed before the run, and how many have been run.
+
+    Stopping earlier, for whatever reason, is post-processing of the planned run: the ε of
+    `counted` rounds holds, that of the rounds run so far does not (docs/privacy.md, "Stopping").
+    """
+
+    planned: int
+    run: int
+    redrawn: int = 0  # lost in a crash and drawn again with other noise: they come on top
+    limited: bool = False  # the run's own ε allowed fewer than that, whatever was lost when
+
+    @classmethod
+    def all(cls, planned: int) -> Rounds:
+        """Of a run that is whole, or of none in particular."""
+        return cls(planned, planned)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that was planned has been run, once."""
+        return self.run >= self.planned and not self.redrawn
+
+    def sentence(self, counted: int) -> str:
+        """How many, for a reader of the guarantee."""
+        if self.whole:
+            return f"Rounds: {counted:,}."
+        told = f"Rounds: {self.planned:,} planned, {self.run:,} run"
+        if self.redrawn:
+            told += f", {self.redrawn:,} more lost in a crash and drawn again"
+        if self.limited:
+            return f"{told}; ε limits the run, whenever rounds are lost."
+        return f"{told}; ε is that of {counted:,}."
+
+
 @dataclass(frozen=True)
 class Guarantee:
     """(ε, δ) for a unit, an adjacency and a view; ε = ∞ with the reason where there is none.
 
     `epsilon` holds however often the unit was drawn, up to `most` rounds. Where who takes part is
-    seen, `drawn` is the ε over the coins that decide it, if they were fair.
+    seen, `drawn` is the ε over the coins that decide it, if they were fair, and `capped` the ε if
+    clients themselves refuse to take part more than `cap` times.
     """
 
     epsilon: float
@@ -60,6 +100,9 @@ class Guarantee:
     hidden: bool = True  # whether this view does not show who takes part
     most: int = 0
     drawn: float | None = None
+    cap: int | None = None  # where this view must not rely on it
+    capped: float | None = None
+    course: Rounds | None = None  # None where no run is spoken of
     origin: Origin = REAL
 
     @property
@@ -70,12 +113,12 @@ class Guarantee:
     def sentence(self) -> str:
         """The guarantee for a reader who was not there."""
         if not self.private:
-            return f"No privacy guarantee: {self.reason}."
+            return f"No privacy guarantee: {self.reason}.{self._by_clients()}"
         return (
             f"{self._subject()} ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
             f"-differentially private per {self.unit} against anyone who {SEEN[self.view]}. "
-            f"Adjacency: {self.adjacency}. Rounds: {self.rounds:,}.{self._public()}"
-            f"{self._attended()}{self.remark()}"
+            f"Adjacency: {self.adjacency}. {self._course().sentence(self.rounds)}{self._public()}"
+            f"{self._attended()}{self._by_clients()}{self.remark()}"
         )
 
     def _subject(self) -> str:
@@ -90,9 +133,20 @@ class Guarantee:
         claim = f"{apart}this training is"
         return claim[:1].upper() + claim[1:]
 
+    def _course(self) -> Rounds:
+        return self.course or Rounds.all(self.rounds)
+
     def _public(self) -> str:
         return (
             f" Public: the number of {self.unit}s ({self.population:,})." if self.population else ""
+        )
+
+    def _by_clients(self) -> str:
+        if self.capped is None or self.cap is None:
+            return ""
+        return (
+            f" The cap is kept by the server and not counted on; if {self.unit}s themselves refuse "
+            f"to take part in more than {_rounds(self.cap)}, ε is {rounded_up(self.capped)}."
         )
 
     def _attended(self) -> str:
@@ -124,6 +178,7 @@ class Statement:
     guarantees: tuple[Guarantee, ...]  # one for each view, in the order of VIEWS
     secure: bool | None = False  # None where no run is spoken of
     diagnostics: bool | None = None  # whether a run has recorded them; None where none is spoken of
+    ledger: str | None = None  # where a run is recorded, in words; None where none is spoken of
 
     @property
     def main(self) -> Guarantee:
@@ -133,6 +188,12 @@ class Statement:
     def towards(self, view: View) -> Guarantee:
         """The guarantee of one view."""
         return self.guarantees[VIEWS.index(view)]
+
+    def limited(self, epsilon: float) -> Statement:
+        """The same, where the run's own ε ended it before all its rounds."""
+        view = self.recipe.view
+        kept = (replace(g, epsilon=epsilon) if g.view == view else g for g in self.guarantees)
+        return replace(self, guarantees=tuple(kept))
 
     def entries(self) -> Iterator[tuple[str, str]]:
         """Labels and their texts, in the order a reader needs them."""
@@ -148,6 +209,8 @@ class Statement:
         yield "Noise", self._noise() + self._randomness()
         if self.diagnostics is not None:
             yield "Diagnostics", self._diagnostics(self.diagnostics)
+        if self.ledger is not None:
+            yield "Ledger", self.ledger
         if self.bits is not None:
             yield "Messages", f"{self.bits} bits a coordinate, {self.message_bytes:,} bytes each"
         yield "Accounted", _accountant()
@@ -166,6 +229,7 @@ class Statement:
             "unit": main.unit,
             "population": main.population,
             "rounds": main.rounds,
+            "course": None if main.course is None else asdict(main.course),
             "dimension": self.dim,
             "delta": main.delta,
             "view": self.recipe.view,
@@ -175,6 +239,7 @@ class Statement:
             "bytes_per_message": self.message_bytes,
             "randomness": {None: None, True: "secure", False: "seeded"}[self.secure],
             "diagnostics": self.diagnostics,
+            "ledger": self.ledger,
             "origin": main.origin.plain(),
             "accountant": _accountant(),
             "statement": {label.strip(): text for label, text in self.entries()},
@@ -184,7 +249,9 @@ class Statement:
     def multiplier(self) -> float | None:
         """Noise on the sum over the bound of one message, where noise is Gaussian."""
         noise = self.recipe.noise
-        return noise.multiplier if isinstance(noise, Gaussian | RoundedGaussian) else None
+        if isinstance(noise, Gaussian | RoundedGaussian) and not foreign(noise):
+            return noise.multiplier
+        return None
 
     @property
     def bits(self) -> int | None:
@@ -218,17 +285,30 @@ class Statement:
     def _sampling(self) -> str:
         cohort, unit = self.recipe.cohort, self.main.unit
         cap = "" if cohort.cap is None else f", at most {cohort.cap} times in a run"
-        match cohort:
-            case Poisson(rate):
-                return f"Poisson: each {unit} takes part in a round with probability {rate:g}{cap}."
-            case FixedSize(clients):
-                return f"fixed size: {clients} {unit}s a round without replacement{cap}."
-            case _:
-                return f"every {unit} takes part in every round."
+        if not foreign(cohort):
+            match cohort:
+                case Poisson(rate):
+                    often = f"takes part in a round with probability {rate:g}"
+                    return f"Poisson: each {unit} {often}{cap}."
+                case FixedSize(clients):
+                    return f"fixed size: {clients} {unit}s a round without replacement{cap}."
+                case Everyone():
+                    return f"every {unit} takes part in every round."
+        return f"{cohort!r}: {self._expected()} a round{cap}, as this cohort itself says."
+
+    def _expected(self) -> str:
+        """How many take part in a round on average; of one where their number is not known."""
+        unit, population = self.main.unit, self.main.population
+        expected = self.recipe.cohort.expected(population or 1)
+        if population:
+            return f"{expected:g} of {population:,} {unit}s on average"
+        return f"{expected:g} times the number of {unit}s on average"
 
     def _noise(self) -> str:
         noise = self.recipe.noise
         where = "added by the server" if noise.at == "server" else "added by the clients"
+        if foreign(noise):
+            return f"{noise!r}, {where}"
         match noise:
             case Gaussian(multiplier) | RoundedGaussian(multiplier):
                 kind = "Gaussian" if isinstance(noise, Gaussian) else "rounded Gaussian"
@@ -265,16 +345,37 @@ class Statement:
         )
 
     def _assumptions(self) -> Iterator[str]:
-        yield "every message is bounded as the recipe says, by its client or by who receives it"
+        yield self._bounding()
         yield f"the number of {self.main.unit}s and the recipe are public"
         if own := ", ".join(self.recipe.foreign):
             yield f"parts that are not fedveil's ({own}) do what they say; nobody has checked that"
         if any(g.private and g.hidden for g in self.guarantees):
             yield "towards view models: the server is trusted, and who takes part stays secret"
         if self.towards("sum").private:
-            sure = self.recipe.summands(self.main.population or 1, "sum")
-            of_whom = f", to which at least {sure:g} honest clients add noise" if sure > 1 else ""
-            yield f"towards view sum: secure aggregation shows the sum alone{of_whom}"
+            yield f"towards view sum: {self._aggregation()}"
+        if (course := self.main.course) is not None and course.redrawn:
+            yield "when the run crashed did not depend on what it had released" + (
+                f" (view {self.recipe.view} needs no such assumption)" if course.limited else ""
+            )
+
+    def _bounding(self) -> str:
+        """Who sees to it that messages are short: one who is trusted."""
+        how = "bounded as the recipe specifies"
+        if not any(self.towards(view).private for view in ("sum", "messages")):
+            return f"every message is {how}, by its client or by the server on receipt"
+        own = f"every message is {how} by its client itself"
+        if not self.towards("models").private:
+            return own
+        return f"{own}, or towards view models by the server on receipt"
+
+    def _aggregation(self) -> str:
+        sure = self.recipe.summands(self.main.population or 1, "sum")
+        if sure <= 1:
+            return "secure aggregation shows the sum alone"
+        return (
+            f"secure aggregation shows the sum alone, and none that fewer than {sure:g} honest "
+            "clients add noise to; the aggregation protocol ensures both, not the server's word"
+        )
 
     def _not_covered(self) -> Iterator[str]:
         yield "choosing settings by looking at results on these data"
@@ -287,22 +388,25 @@ class Statement:
 def _line(guarantee: Guarantee) -> str:
     """One view in a line."""
     brief = BRIEFLY[guarantee.view]
+    capped = ""
+    if guarantee.capped is not None:
+        capped = f"; ε = {rounded_up(guarantee.capped)} if clients keep the cap themselves"
     if not guarantee.private:
-        return f"no finite ε, {brief}: {guarantee.reason}."
+        return f"no finite ε, {brief}: {guarantee.reason}{capped}."
     drawn = ""
     if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
         often = "all rounds" if guarantee.most == guarantee.rounds else _rounds(guarantee.most)
         drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
     return (
         f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "
-        f"({guarantee.adjacency}){drawn}.{guarantee.remark()}"
+        f"({guarantee.adjacency}){drawn}{capped}.{guarantee.remark()}"
     )
 
 
 def _plain(guarantee: Guarantee) -> dict[str, Any]:
     values = asdict(guarantee)
-    del values["origin"]  # said once, for all views
-    for name in ("epsilon", "drawn"):
+    del values["origin"], values["course"]  # said once, for all views
+    for name in ("epsilon", "drawn", "capped"):
         if values[name] is not None and not math.isfinite(values[name]):
             values[name] = None
     return {**values, "sentence": guarantee.sentence()}
@@ -337,14 +441,17 @@ def guarantee(
     delta: float,
     view: View | None = None,
     origin: Origin = REAL,
+    course: Rounds | None = None,
 ) -> Guarantee:
-    """What `rounds` rounds of a recipe with settled noise have spent, towards a view."""
+    """What `rounds` rounds of a recipe with settled noise spend, towards a view."""
     view = view or recipe.view
     people = population or 1
     spent = recipe.spent(dim, people, rounds, view)
     epsilon = accounting.epsilon(spent, delta)
     hidden = recipe.hidden(view)
     attended = None if hidden else recipe.attended(dim, people, rounds, view)
+    kept = recipe.kept_by_clients(dim, people, rounds, view)
+    capped = math.inf if kept is None else accounting.epsilon(kept, delta)
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -355,8 +462,11 @@ def guarantee(
         population=population,
         reason="" if math.isfinite(epsilon) else _reason(recipe.release(dim, people, view)),
         hidden=hidden,
-        most=recipe.most(rounds),
+        most=recipe.most(rounds, view),
         drawn=None if attended is None else min(accounting.epsilon(attended, delta), epsilon),
+        cap=recipe.cohort.cap if math.isfinite(capped) else None,
+        capped=capped if math.isfinite(capped) else None,
+        course=course,
         origin=origin,
     )
 
@@ -370,10 +480,13 @@ def statement(
     secure: bool | None = False,
     diagnostics: bool | None = None,
     origin: Origin = REAL,
+    course: Rounds | None = None,
+    ledger: str | None = None,
 ) -> Statement:
-    """The statement of a recipe with settled noise after so many rounds."""
-    views = tuple(guarantee(recipe, dim, population, rounds, delta, view, origin) for view in VIEWS)
-    return Statement(recipe, dim, views, secure, diagnostics)
+    """The statement of a recipe with settled noise for so many rounds."""
+    size = (dim, population, rounds, delta)
+    views = tuple(guarantee(recipe, *size, view, origin, course) for view in VIEWS)
+    return Statement(recipe, dim, views, secure, diagnostics, ledger)
 
 
 def _reason(event: events.Release) -> str:

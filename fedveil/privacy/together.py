@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedveil.data.origin import REAL, Origin
 from fedveil.parts.bound import AdaptiveClip, ProbedClip
 from fedveil.privacy import accounting, events
 from fedveil.privacy.norms import Adjacency
 from fedveil.privacy.plain import event_from_plain, event_to_plain
-from fedveil.recipe import Recipe, View
+from fedveil.recipe import Recipe, View, foreign
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # at which every noise is known
 MANY = 10**9  # rounds: more than anybody plays
@@ -38,6 +39,7 @@ class Plan:
 
     ways: tuple[Way, ...]
     adjacencies: tuple[Adjacency, ...]
+    stranded: events.Round | None = None  # of a round, once rounds were lost that a cap relies on
 
     def spent(self, rounds: int) -> events.Spent:
         """As `Recipe.spent` has it: so many rounds, the better proof of two."""
@@ -49,41 +51,74 @@ class Plan:
 
     def redrawn(self, rounds: int) -> Plan:
         """The same where so many rounds were lost and drawn anew: they come on top of a cap."""
+        if rounds and self.stranded is not None:
+            return Plan((Way(self.stranded, None),), self.adjacencies)
         ways = (Way(event, None if most is None else most + rounds) for event, most in self.ways)
         return replace(self, ways=tuple(ways))
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
         ways = [{"event": event_to_plain(event), "most": most} for event, most in self.ways]
-        return {"ways": ways, "adjacencies": list(self.adjacencies)}
+        plain = {"ways": ways, "adjacencies": list(self.adjacencies)}
+        if self.stranded is not None:
+            plain["stranded"] = event_to_plain(self.stranded)
+        return plain
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> Plan:
         """The plan that `plain` wrote down."""
         ways = (Way(event_from_plain(way["event"]), way["most"]) for way in plain["ways"])
-        return Plan(tuple(ways), tuple(plain["adjacencies"]))
+        stranded = plain.get("stranded")
+        return Plan(
+            tuple(ways),
+            tuple(plain["adjacencies"]),
+            None if stranded is None else event_from_plain(stranded),
+        )
 
 
-def plan(recipe: Recipe, dim: int, population: int, view: View) -> Plan:
-    """What a run of a recipe with settled noise will release towards a view."""
+def plan(recipe: Recipe, dim: int, population: int, view: View, origin: Origin = REAL) -> Plan:
+    """What a run of a recipe with settled noise will release towards a view.
+
+    What was read from the data without noise has no ε, whatever the recipe adds to its sums.
+    """
     adjacencies = covered(recipe, view)
-    if isinstance(recipe.bound, ProbedClip):
-        reason = "its clipping threshold was taken from these data without noise"
+    if reason := _unnoised(recipe, origin):
         return Plan((Way(events.NonPrivate(reason), None),), adjacencies)
+    strange = recipe.cohort.cap is not None and foreign(recipe.cohort)
+    stranded = recipe.release(dim, population, view) if strange else None
+    return Plan(ways(recipe, dim, population, view), adjacencies, stranded)
+
+
+def _unnoised(recipe: Recipe, origin: Origin) -> str:
+    if isinstance(recipe.bound, ProbedClip):
+        return "its clipping threshold was taken from these data without noise"
+    if origin.exclusions:
+        return (
+            f"{origin.excluded} were read from these data without noise (declare public ranges, "
+            "categories and classes instead)"
+        )
+    return ""
+
+
+def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ...]:
+    """The proofs for a run of any number of rounds, each with how many rounds count at most."""
     spent = recipe.spent(dim, population, MANY, view)
-    ways = spent.ways if isinstance(spent, events.Either) else (spent,)
-    composed = (way for way in ways if isinstance(way, events.Composed))
-    capped = (Way(way.event, None if way.count == MANY else way.count) for way in composed)
-    return Plan(tuple(capped), adjacencies)
+    found = spent.ways if isinstance(spent, events.Either) else (spent,)
+    composed = (way for way in found if isinstance(way, events.Composed))
+    return tuple(Way(way.event, None if way.count == MANY else way.count) for way in composed)
 
 
 def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:
     """The neighbours for which a recipe's events hold; the one it was accounted for comes first.
 
     Blanking a unit out is replacing it by one whose message is zero, and for a sum with noise from
-    the server it is removing it. Only the count of an adaptive clip tells the last two apart.
+    the server it is removing it. Only the count of an adaptive clip tells the last two apart. Of
+    parts that are not fedveil's nothing but what they say themselves is known.
     """
     own = recipe.adjacency(view)
+    parts = (recipe.cohort, recipe.memory, recipe.bound, recipe.quantize, recipe.noise)
+    if any(map(foreign, parts)):
+        return (own,)
     if own == "replace-one":
         return ("replace-one", "zero-out")
     if own == "add-remove":

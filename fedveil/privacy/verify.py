@@ -96,11 +96,24 @@ def _overspent(books: Books, account: Account, before: dict[Account, int]) -> It
 
 
 def _misstated(books: Books, entry: Entry) -> Iterator[str]:
-    """Whether a run's own ε is what its events come to."""
+    """Whether a run's own ε is what its events come to, for all the rounds that were planned.
+
+    Versions before 0.2 stated the rounds run so far, and said nothing of the plan.
+    """
     body, stream = entry.body, books.stream_of(entry.body["run"])
     plan = stream.plans[body["view"]].redrawn(body["redrawn"])
+    planned = int(stream.body["rounds"]) + body["redrawn"]
+    if "of" in body and body["rounds"] < planned:
+        yield (
+            f"entry {entry.position}: {stream.body['recipe']} stated {body['rounds']} rounds, but "
+            f"{planned} were planned"
+        )
     found = accounting.epsilon(plan.spent(body["rounds"]), stream.body["delta"])
     said = math.inf if body["epsilon"] is None else body["epsilon"]
+    if body.get("limited"):  # to the run's own ε, between what it drew and what it would have
+        drawn = len(books.drawn.get(stream.body["run"], ()))
+        least = accounting.epsilon(plan.spent(drawn), stream.body["delta"])
+        found = min(max(said, least), found)
     if found != said and not abs(found - said) <= TOLERANCE * max(found, 1.0):
         yield (
             f"entry {entry.position}: {stream.body['recipe']} said ε = {said:.6g} after "

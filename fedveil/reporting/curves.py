@@ -116,7 +116,7 @@ def learning(story: Story) -> list[Chart]:
 
 
 def spending(story: Story) -> list[Chart]:
-    """ε so far."""
+    """ε so far, which is a guarantee for a run only that was to stop there from the start."""
     members = [m for m in shown(story) if m.first.private]
     if not members:
         return []
@@ -126,8 +126,9 @@ def spending(story: Story) -> list[Chart]:
     said = members[0].first.guarantee
     delta, seen = said["delta"], BRIEFLY[said["view"]]
     chart = lines(
-        found, ROUNDS, "ε", "ε spent over the rounds",
-        f"What would have been spent at δ = {delta:g}, {seen}, had training stopped there.{dotted}",
+        found, ROUNDS, "ε", "ε over the rounds",
+        f"Of the rounds so far, at δ = {delta:g}, {seen}. It holds only if it was fixed in advance "
+        f"to stop there; a run that is stopped by choice has the ε of all planned rounds.{dotted}",
     )  # fmt: skip
     if chart is None:
         return []

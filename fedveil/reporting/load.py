@@ -193,12 +193,24 @@ def load_run(path: Path) -> Run:
         for view in summary["privacy"]["views"].values():
             view["epsilon"], view["delta"], view["adjacency"], view["unit"]
         summary["privacy"]["statement"].items()
+        _mark_stopped(path, summary)
     if played < 1:
         raise UserError(
             f"{path} has played no rounds, so there is nothing to report; go on with it by "
             f"`fedveil train --resume {path}`."
         )
     return Run(path, toml, settings, summary, _columns(path), _evaluation(path))
+
+
+def _mark_stopped(path: Path, summary: dict[str, Any]) -> None:
+    """Versions before 0.2 stated the ε of the rounds run, which a choice to stop does not keep."""
+    privacy = summary["privacy"]
+    if privacy.get("course") is None and summary["rounds"] < summary["rounds_planned"]:
+        for view in privacy["views"].values():
+            view["sentence"] = (
+                f"This ε is that of the rounds run, not of those planned: `fedveil privacy {path}` "
+                f"has the one that holds. {view['sentence']}"
+            )
 
 
 def _opened(path: Path) -> RunDirectory:
@@ -252,7 +264,7 @@ def _comparison(
         ]
         selection, together = found.get("selection"), found.get("together")
         if together is not None:
-            float(together["epsilon"]), float(together["delta"]), int(together["runs"])
+            float(together["epsilon"] or 0.0), float(together["delta"]), int(together["runs"])
         if not listed and selection is None:
             raise ValueError("it names no runs")
     members = [

@@ -227,8 +227,9 @@ def _selection(story: Story) -> str:
     spent = story.together
     return (
         f'<p class="note">{cost}whoever does so has spent what all {int(spent["runs"])} runs cost '
-        f"together, ε = {escape(rounded_up(spent['epsilon']))} at δ = "
-        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))}).</p>"
+        f"together, ε = {escape(rounded_up(float(spent['epsilon'] or math.inf)))} at δ = "
+        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))}). "
+        "This is a figure to look at; only a budget set before the runs is a guarantee.</p>"
     )
 
 

@@ -49,7 +49,7 @@ class Listed:
     private: bool = False
     leaks: bool = False  # a clipping threshold taken from the data, which no ε covers
     seed: int = 0
-    untold: bool = False  # whether rounds were played since ε was last told
+    untold: bool = False  # whether the ε of its planned rounds is told nowhere
     problem: str = ""  # what is broken
 
     def plain(self) -> dict[str, Any]:
@@ -169,7 +169,10 @@ def _ended(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
     if rounds:
         _refuse_damaged(directory.path)
     state: State = "finished" if rounds >= facts["planned"] else "stopped"
-    return Listed(directory.path, state, rounds=rounds, epsilon=epsilon, **facts)
+    # Versions before 0.2 stated the rounds that were run, which holds for none that was stopped.
+    untold = state == "stopped" and privacy.get("course") is None
+    spent = None if untold else epsilon
+    return Listed(directory.path, state, rounds=rounds, epsilon=spent, untold=untold, **facts)
 
 
 def _refuse_damaged(path: Path) -> None:
@@ -190,20 +193,22 @@ def _refuse_damaged(path: Path) -> None:
 
 
 def _unfinished(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
-    """A run that was stopped before it could conclude: its last evaluated round counts."""
+    """A run that was stopped before it could conclude: its last evaluated round counts.
+
+    ε is that of all planned rounds: when it was stopped may depend on what was seen.
+    """
     rounds, rows = directory.rounds_played(), directory.load_metrics()
     evaluated = [row for row in rows[:rounds] if row.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
     accuracy = last.get("accuracy")
-    epsilon = last.get("epsilon")
-    untold = last.get("round") != rounds
+    epsilon = last.get("epsilon_planned")
     return Listed(
         directory.path,
         "stopped",
         rounds=rounds,
         accuracy=None if accuracy is None or math.isnan(accuracy) else accuracy,
         loss=last.get("loss"),
-        epsilon=None if untold or epsilon is None or math.isinf(epsilon) else epsilon,
-        untold=untold,
+        epsilon=None if epsilon is None or math.isinf(epsilon) else epsilon,
+        untold=epsilon is None,
         **facts,
     )

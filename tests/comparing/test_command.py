@@ -309,7 +309,7 @@ def test_a_selection_holds_for_the_neighbours_of_all_its_members(blobs: Federate
     account = Account(both[0].fingerprint, "client")
     held = selecting._facts(both[0], account, price, "selection", 2).plans["models"].adjacencies
     assert held == ("zero-out",)
-    own = both[1].statement(2).plain()
+    own = both[1].statement().plain()
     assert own["views"]["models"]["adjacency"] == "replace-one"
     restated = selecting._restated({"privacy": own}, price)["privacy"]["views"]
     assert restated["models"]["adjacency"] == "zero-out"

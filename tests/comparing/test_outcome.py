@@ -104,7 +104,8 @@ def test_the_notes_say_what_all_cost_and_what_choosing_means() -> None:
     said = dict(notes(compared(*found), found, "accuracy", COST))
     assert said["Together"] == (
         "all 12 runs have spent ε = 12.7 at δ = 1e-05 in view 'models' (zero-out); with 2 earlier "
-        "ones on these data, ε = 13, by the ledger."
+        "ones on these data, ε = 13, by the ledger. This is a figure to look at; only a budget "
+        "that is set before the runs is a guarantee."
     )
     assert "costs the ε of all of them together" in said["Choosing"]
     assert "paired t test" in said["Marks"]

@@ -394,7 +394,7 @@ def check_cap(recipe: Recipe) -> None:
         seen = play(recipe, answers, state=state)
         often[seen.members] += 1
         state = seen.state
-    most = recipe.most(8 * recipe.cohort.cap)
+    most = recipe.most(8 * recipe.cohort.cap, "models")
     assert often.max() <= most, (
         f"{recipe.name}: one took part {often.max()} times, {most} accounted"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,7 +27,8 @@ from fedveil.privacy.calibrate import (
     settle,
     settled,
 )
-from fedveil.recipe import Recipe
+from fedveil.privacy.secure import secured
+from fedveil.recipe import Recipe, View
 
 DIM, CLIENTS, DELTA = 20, 500, 1e-5
 
@@ -121,13 +123,14 @@ def test_a_larger_budget_needs_less_noise_and_more_rounds_need_more(case: Case) 
     assert deviation(case.epsilon, 2 * case.rounds) > here
 
 
-def test_a_capped_unit_needs_less_noise() -> None:
-    def sigma(cap: int | None) -> float:
-        recipe = discrete(rate=0.5, cap=cap)
+def test_a_capped_unit_needs_less_noise_where_the_server_is_trusted() -> None:
+    def sigma(cap: int | None, view: View) -> float:
+        recipe = replace(discrete(rate=0.5, cap=cap), view=view)
         return settle(recipe, Budget(8.0, DELTA), 32, DIM, CLIENTS).noise.sigma
 
-    assert sigma(2) == pytest.approx(sigma(None) / 4, rel=0.1)  # √(32/2)
-    assert sigma(32) == sigma(None)
+    assert sigma(2, "models") == pytest.approx(sigma(None, "models") / 4, rel=0.1)  # √(32/2)
+    assert sigma(32, "models") == sigma(None, "models")
+    assert sigma(2, "messages") == sigma(None, "messages")
 
 
 @settings(max_examples=200, deadline=None)
@@ -191,9 +194,14 @@ def test_one_more_round_than_the_most_breaks_the_budget(case: Case) -> None:
     assert case.spends(recipe, rounds) <= budget.epsilon < case.spends(recipe, rounds + 1)
 
 
-@some("sum, capped", "messages, capped")
+@some("models, capped fixed size")
 def test_capped_units_can_be_asked_for_ever(case: Case) -> None:
     assert most_rounds(case.settle(), case.budget, DIM, CLIENTS) == MOST_ROUNDS
+
+
+@some("sum, capped", "messages, capped")
+def test_an_adversary_who_keeps_the_cap_cannot_ask_for_ever(case: Case) -> None:
+    assert most_rounds(case.settle(), case.budget, DIM, CLIENTS) == case.rounds
 
 
 def test_too_little_noise_for_a_single_round_is_refused() -> None:
@@ -280,3 +288,30 @@ def test_the_same_question_is_not_accounted_twice(case: Case, ask, monkeypatch) 
     assert ask(case) == first
     with pytest.raises(AssertionError, match="accounted again"):
         ask(replace(case, epsilon=1.001 * case.epsilon))
+
+
+# ---- adaptive clips
+
+
+@pytest.mark.parametrize("make", [lambda recipe: recipe, secured], ids=["seeded", "secure"])
+def test_a_count_with_too_little_noise_is_named_and_so_is_enough(
+    make: Callable[[Recipe], Recipe],
+) -> None:
+    """Six of sixty clients a round: a twentieth of them is next to no noise for the count."""
+    budget = Budget(2.0, DELTA)
+    with pytest.raises(
+        UserError, match="count of short updates has noise of deviation 0.3"
+    ) as told:
+        settle(make(algorithms.dp_fedavg_adaptive()), budget, 20, DIM, 60)
+    advised = re.search(r"give count_noise = (\S+) or more", str(told.value))
+    assert advised is not None
+    enough = make(algorithms.dp_fedavg_adaptive(count_noise=float(advised[1])))
+    found = settle(enough, budget, 20, DIM, 60)
+    assert accounting.epsilon(found.spent(DIM, 60, 20), DELTA) <= 2.0
+
+
+def test_what_renyi_divergences_cannot_show_is_still_looked_for() -> None:
+    """The quick guess finds no level for this budget, and the exact accounting does."""
+    recipe = algorithms.dp_fedavg_adaptive()
+    found = settle(recipe, Budget(8.0, DELTA), 5, DIM, 60)
+    assert 7.5 < accounting.epsilon(found.spent(DIM, 60, 5), DELTA) <= 8.0

@@ -335,7 +335,8 @@ def test_a_run_is_stopped_by_its_data_s_budget_and_saved(
         train(POISSON, blobs, rounds=50, delta=DELTA, save=tmp_path / "a")
     result = refusal.value.result
     assert len(result.records) == affordable
-    assert result.guarantee.epsilon <= 3.0
+    assert result.guarantee.epsilon == spent(POISSON, 50)  # of the plan: others may see the end
+    assert result.records[-1].epsilon <= 3.0
     summary = json.loads((tmp_path / "a" / "summary.json").read_bytes())
     assert (summary["rounds"], summary["rounds_planned"]) == (affordable, 50)
 
@@ -515,11 +516,26 @@ def test_an_entry_without_sense_is_refused(books: Ledger) -> None:
 def test_verify_finds_a_wrong_epsilon(books: Ledger) -> None:
     session = Session(books, facts(), "run")
     played(session, 3)
-    session.end("models", 3, spent(POISSON, 3))
-    session.end("models", 3, spent(POISSON, 2))
+    planned = facts().rounds
+    session.end("models", planned, spent(POISSON, planned))
+    session.end("models", planned, spent(POISSON, 2))
     (problem,) = verify(books).problems
     assert "dp_fedavg said ε =" in problem
-    assert f"its events come to {spent(POISSON, 3):.6g}" in problem
+    assert f"its events come to {spent(POISSON, planned):.6g}" in problem
+
+
+def test_verify_finds_a_statement_of_fewer_rounds_than_planned(books: Ledger) -> None:
+    """Entries of versions that stated the rounds run so far still agree with their events."""
+    session = Session(books, facts(), "run")
+    played(session, 3)
+    session.end("models", 3, spent(POISSON, 3))
+    (problem,) = verify(books).problems
+    assert f"stated 3 rounds, but {facts().rounds} were planned" in problem
+    (end,) = [entry for entry in books.chain.entries() if entry.kind == "end"]
+    with books.chain.writing():
+        old = {key: value for key, value in end.body.items() if key not in ("of", "limited")}
+        books.chain.add("end", old)
+    assert verify(books).problems == [problem]
 
 
 def test_verify_finds_rounds_that_no_budget_had_room_for(

@@ -65,8 +65,9 @@ def test_fair_coins_are_told_from_being_drawn_every_time() -> None:
         algorithms.dp_norm_fedavg_discrete(rate=0.1, sigma=300.0, support=4000, cap=4),
         30, 200, 10, 1e-5,
     )  # fmt: skip
-    assert "takes part in 4 rounds" in capped.main.sentence()
-    assert capped.main.epsilon < made.main.epsilon
+    assert "takes part in every round" in capped.main.sentence()
+    assert capped.towards("models").most == 4
+    assert capped.towards("models").epsilon < capped.main.epsilon
 
 
 def test_no_coins_are_spoken_of_where_there_are_none() -> None:

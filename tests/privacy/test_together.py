@@ -315,6 +315,91 @@ def test_no_analyst_gets_more_out_of_a_budget_than_it_allows(
     assert 0.1 * delta < most_an_analyst_gains(one, other, target, allowed) <= delta
 
 
+def law_of(event: events.Round) -> tuple[tuple[float, float], tuple[float, float]]:
+    """A randomized response, sampled or not: its two outcomes' chances with and without the unit.
+
+    Sampled, an outcome is the response with the unit with probability q, and else without it.
+    """
+    rate = 1.0
+    if isinstance(event, events.PoissonSampled):
+        rate, event = event.rate, event.event
+    assert isinstance(event, events.ApproximateRelease)
+    p = 1 / (1 + math.exp(-event.epsilon))
+    return (rate * p + (1 - rate) * (1 - p), rate * (1 - p) + (1 - rate) * p), (1 - p, p)
+
+
+def most_gained(
+    kinds: tuple[events.Round, events.Round],
+    target: float,
+    allowed: Callable[[int, int], bool],
+    reverse: bool = False,
+) -> float:
+    """As `most_an_analyst_gains`, for releases of two outcomes whose loss is not symmetric.
+
+    A state is how often each kind was released, and how often with its first outcome.
+    """
+    laws = [law_of(kind) for kind in kinds]
+    if reverse:
+        laws = [(q, p) for p, q in laws]
+    losses = [[math.log(a / b) for a, b in zip(p, q, strict=True)] for p, q in laws]
+
+    @functools.cache
+    def value(i: int, j: int, m: int, n: int) -> float:
+        loss = sum(
+            ups * up + (count - ups) * down
+            for ups, count, (up, down) in zip((m, n), (i, j), losses, strict=True)
+        )
+        best = max(0.0, -math.expm1(target - loss))
+        for a, b, (p, _) in ((1, 0, laws[0]), (0, 1, laws[1])):
+            if allowed(i + a, j + b):
+                up, down = value(i + a, j + b, m + a, n + b), value(i + a, j + b, m, n)
+                best = max(best, p[0] * up + p[1] * down)
+        return best
+
+    return value(0, 0, 0, 0)
+
+
+def response(epsilon: float, rate: float | None = None) -> events.Round:
+    plain = events.ApproximateRelease(epsilon, 0.0)
+    return plain if rate is None else events.PoissonSampled(rate, plain)
+
+
+KINDS = [
+    (response(0.4, rate=0.5), response(0.5), 6),
+    (response(0.2), response(0.6, rate=0.8), 6),
+    (response(0.2, rate=0.9), response(0.6, rate=0.8), 6),
+]
+
+
+@pytest.mark.parametrize(("one", "other", "planned"), KINDS)
+@pytest.mark.parametrize("reverse", [False, True], ids=["removed", "added"])
+def test_no_analyst_gets_more_out_of_sampled_releases_either(
+    one: events.Round, other: events.Round, planned: int, reverse: bool
+) -> None:
+    """Sampled randomized responses: the unit's coins are hidden and drawn anew in every round."""
+    target, delta = 1.5, 0.02
+    kinds = [Plan((Way(event, None),), ("zero-out",)) for event in (one, other)]
+
+    @functools.cache
+    def allowed(i: int, j: int) -> bool:
+        if i == 0 or i + j > 40:
+            return False
+        runs = [Charged(kind, planned, count) for kind, count in zip(kinds, (i, j), strict=True)]
+        return epsilon(runs, delta, target) <= target
+
+    assert allowed(1, 1)
+    assert 0.1 * delta < most_gained((one, other), target, allowed, reverse) <= delta
+
+
+def test_the_programming_for_sampled_releases_agrees_with_the_plain_one() -> None:
+    def allowed(i: int, j: int) -> bool:
+        return i + j <= 12
+
+    found = most_gained((response(0.2), response(0.5)), 1.5, allowed)
+    assert found == pytest.approx(most_an_analyst_gains(0.2, 0.5, 1.5, allowed), rel=1e-9)
+    assert found > 0
+
+
 def test_everyone_s_adaptive_clip_holds_for_both_kinds_of_neighbours() -> None:
     recipe = replace(RECIPES["adaptive"], cohort=Everyone())
     assert covered(recipe, "models") == ("zero-out", "add-remove")

@@ -56,19 +56,24 @@ def test_a_run_that_was_stopped(finished: Path) -> None:
     assert (listed(finished).state, listed(finished).rounds) == ("stopped", 0)
 
 
-def test_what_was_spent_since_it_was_last_told_is_not_told_as_less(
+def test_an_unfinished_run_is_listed_with_what_its_plan_costs_or_with_nothing(
     blobs: Federated, tmp_path: Path
 ) -> None:
     train(PRIVATE, blobs, rounds=4, evaluate_every=3, checkpoint_every=1, save=tmp_path / "a")
     (tmp_path / "a" / "summary.json").unlink()
     directory = RunDirectory.open(tmp_path / "a")
     rows = directory.load_metrics()
-    assert listed(tmp_path / "a").epsilon == rows[-1]["epsilon"]
-    rows[-1] |= {"loss": None, "accuracy": None, "epsilon": None}
+    planned = rows[-1]["epsilon"]
+    assert listed(tmp_path / "a").epsilon == planned
+    rows[-1] |= {"loss": None, "accuracy": None, "epsilon": None, "epsilon_planned": None}
     directory.save_metrics(rows)  # as if it had been stopped before the last evaluation
     found = listed(tmp_path / "a")
-    assert (found.rounds, found.epsilon, found.untold) == (4, None, True)
+    assert rows[2]["epsilon"] < planned
+    assert (found.rounds, found.epsilon, found.untold) == (4, planned, False)
     assert found.accuracy == rows[2]["accuracy"]
+    old = [{k: v for k, v in row.items() if k != "epsilon_planned"} for row in rows]
+    directory.save_metrics(old)  # as versions before 0.2 did
+    assert (listed(tmp_path / "a").epsilon, listed(tmp_path / "a").untold) == (None, True)
 
 
 def test_drawn_runs_of_a_private_selection_are_not_found(finished: Path) -> None:

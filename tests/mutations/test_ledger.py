@@ -1,0 +1,351 @@
+"""Mistakes about stopping, caps, parts of one's own and the ledger: each must be caught."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fedveil import algorithms, charging, loop, reception, recipe
+from fedveil.data.federated import Federated
+from fedveil.data.origin import Origin
+from fedveil.errors import UserError
+from fedveil.privacy import (
+    accounting,
+    calibrate,
+    events,
+    session,
+    statement,
+    together,
+    verify,
+)
+from fedveil.privacy.calibrate import Budget
+from fedveil.privacy.chain import now
+from fedveil.privacy.ledger import Account, Facts, open_ledger
+from fedveil.training import Training, prepare
+
+from .. import test_reception
+from ..contracts.replay import people
+from ..privacy import test_together
+from ..privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped
+from .making import Mutation, line, named, require_caught, returning
+
+DELTA, DIM, CLIENTS = 1e-5, 30, 100
+SECAGG = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400, cap=3)
+
+
+# ------------------------------------------------------------------------- stopping
+
+
+def started(data: Federated, place: Path, budget: float | None = None) -> Training:
+    """A recorded run of six rounds, of which two are run."""
+    training = prepare(SAMPLED, data, rounds=6, delta=DELTA, evaluate_every=1)
+    if budget is not None:
+        training = replace(training, budget=Budget(budget, DELTA))
+    training.enrol(place / "ledger.sqlite", saved=True)
+    for _ in range(2):
+        training.step()
+    return training
+
+
+def epsilon_of(training: Training, rounds: int) -> float:
+    spent = training.recipe.spent(training.task.dim, training.data.clients, rounds)
+    return accounting.epsilon(spent, DELTA)
+
+
+def check_plan_is_stated() -> None:
+    """A run that is stopped states, records and lists the ε of its plan."""
+    with tempfile.TemporaryDirectory() as place:
+        training = started(people(12), Path(place))
+        planned = epsilon_of(training, 6)
+        assert training.guarantee().epsilon == planned
+        assert training.records[-1].epsilon == epsilon_of(training, 2)
+        assert training.records[-1].epsilon_planned == planned
+        assert "6 planned, 2 run" in training.guarantee().sentence()
+        assert dict(training.statement().entries())["Ledger"].startswith(
+            "recorded in the ledger under"
+        )
+        assert training.session is not None
+        training.session.close()
+
+
+def check_lost_rounds() -> None:
+    """Rounds under another key of the run, which its state does not hold, come on top."""
+    with tempfile.TemporaryDirectory() as place:
+        books = open_ledger(Path(place) / "ledger.sqlite")
+        plans = {view: together.plan(SAMPLED, DIM, CLIENTS, view) for view in statement.VIEWS}
+        common = (Account("f" * 64, "client"), "data", CLIENTS, "dp_fedavg")
+        first = session.Session(books, Facts(*common, "secret a", 8, DELTA, plans), "run")
+        for round in range(6):
+            first.reserve(round)
+        again = session.Session(books, Facts(*common, "secret b", 8, DELTA, plans), "run", 3)
+        again.reserve(3)
+        assert (again.redrawn, again.rounds) == (3, 7)
+        copied = session.Session(books, Facts(*common, "secret c", 8, DELTA, plans), "run", 3)
+        copied.reserve(3)
+        again.ledger.sync()
+        assert again.redrawn == 4  # the copy's round is one more release
+        books.close()
+
+
+def check_own_limit() -> None:
+    """A run's own ε is kept by the one proof that its plan would choose."""
+    capped = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.9, steps=1, cap=6)
+    training = prepare(capped, people(12), rounds=8, delta=DELTA)
+    size = (training.task.dim, 12)
+    known, sampled = training.recipe.release(*size), training.recipe.event(*size)
+    wanted, other = (
+        accounting.epsilon(events.Composed(event, 9), DELTA) for event in (known, sampled)
+    )
+    assert other < wanted
+    assert charging._own_epsilon(training, 9, 3) == wanted
+
+
+def check_verify() -> None:
+    """An end that states fewer rounds than were planned is found."""
+    with tempfile.TemporaryDirectory() as place:
+        training = started(people(12), Path(place))
+        assert training.session is not None
+        training.session.end("models", 2, epsilon_of(training, 2))
+        books = training.session.ledger
+        assert any("were planned" in problem for problem in verify.verify(books).problems)
+        training.session.close()
+
+
+def check_limited_end() -> None:
+    """A limit may not state less than what the run has drawn."""
+    with tempfile.TemporaryDirectory() as place:
+        training = started(people(12), Path(place))
+        assert training.session is not None
+        body = {"run": training.session._entry, "view": "models", "rounds": 6, "redrawn": 0}
+        stated = {"of": "the plan", "limited": True, "epsilon": epsilon_of(training, 1)}
+        books = training.session.ledger
+        with books.writing():
+            books.chain.add("end", {**body, **stated, "at": now()})
+        assert verify.verify(books).problems
+        training.session.close()
+
+
+def check_unrecorded() -> None:
+    """A run that no ledger knows says so."""
+    training = prepare(SAMPLED, people(12), rounds=1, delta=DELTA)
+    training.step()
+    told = dict(training.statement().entries())["Ledger"]
+    assert told == "not recorded; this run counts against no budget."
+
+
+# ------------------------------------------------------------------------- caps
+
+
+def check_caps() -> None:
+    """What only the adversary keeps counts for nothing; what a trusted server keeps does."""
+    free = replace(SECAGG, cohort=replace(SECAGG.cohort, cap=None))
+    for view in ("sum", "messages"):
+        assert SECAGG.spent(DIM, CLIENTS, 20, view) == free.spent(DIM, CLIENTS, 20, view)
+        assert together.plan(SECAGG, DIM, CLIENTS, view) == together.plan(free, DIM, CLIENTS, view)
+    spent = SECAGG.spent(DIM, CLIENTS, 20, "models")
+    assert isinstance(spent, events.Either)
+    assert min(way.count for way in spent.ways) == 3
+    poisson = algorithms.dp_norm_fedavg_discrete(rate=0.1, sigma=300.0, support=4000, cap=4)
+    attended = poisson.attended(DIM, CLIENTS, 50, "messages")
+    assert attended is not None
+    assert attended.most == 50
+
+
+def check_assumed() -> None:
+    """Who bounds a message towards a view must be somebody who is trusted there."""
+    told = dict(statement.statement(SECAGG, DIM, CLIENTS, 5, DELTA).entries())["Assumed"]
+    assert "by its client itself, or towards view models by the server on receipt" in told
+    assert "none that fewer than 25 honest clients add noise to" in told
+
+
+def check_masked() -> None:
+    """Whoever takes messages one by one has view messages, whatever the recipe says."""
+    try:
+        test_reception.opened(test_reception.MODULAR)
+    except UserError:
+        return
+    raise AssertionError("a reception took messages of a recipe for view sum")
+
+
+# ------------------------------------------------------------------------- strangers
+
+
+def check_sampling() -> None:
+    told = statement.statement(replace(SAMPLED, cohort=Fifth()), DIM, CLIENTS, 5, DELTA)
+    assert dict(told.entries())["Sampling"].startswith("Fifth(")
+
+
+def check_stranded() -> None:
+    """After a crash neither a stranger's cap nor its amplification counts, in any account."""
+    lost = charging.redrawn(replace(SAMPLED, cohort=Fifth(cap=2)), 1)
+    plain = events.Composed(SAMPLED.release(DIM, CLIENTS), 9)
+    assert lost.spent(DIM, CLIENTS, 9) == plain
+    planned = together.plan(replace(SAMPLED, cohort=Fifth(cap=2)), DIM, CLIENTS, "models")
+    assert planned.redrawn(1).spent(9) == plain
+
+
+def check_memory() -> None:
+    strange = replace(SAMPLED, memory=Remembering())
+    assert isinstance(strange.event(DIM, CLIENTS), events.GaussianRelease)
+
+
+def check_neighbours() -> None:
+    assert together.covered(replace(SAMPLED, cohort=Fifth()), "models") == ("add-remove",)
+
+
+def check_shares() -> None:
+    assert replace(SAMPLED, noise=Shaped(3.0, "client")).summands(CLIENTS, "models") == 1
+
+
+# ------------------------------------------------------------------------- the ledger
+
+
+def check_exclusions() -> None:
+    """Data whose encoding was read from them without noise have no ε in the ledger."""
+    fitted = Origin(exclusions=("the means of age",))
+    planned = together.plan(SAMPLED, DIM, CLIENTS, "models", fitted)
+    runs = [together.Charged(planned, 5, 1)]
+    assert together.epsilon(runs, DELTA) == math.inf
+    training = prepare(SAMPLED, people(12), rounds=1, delta=DELTA)
+    training.data = replace(training.data, origin=fitted)
+    facts = charging.facts_of(training, Account("f", "client"))
+    assert all(
+        isinstance(facts.plans[view].ways[0].event, events.NonPrivate) for view in facts.plans
+    )
+
+
+def check_sampled_filter() -> None:
+    for one, other, planned in test_together.KINDS[:2]:
+        for reverse in (False, True):
+            test_together.test_no_analyst_gets_more_out_of_sampled_releases_either(
+                one, other, planned, reverse
+            )
+
+
+def check_precise_count() -> None:
+    """The refusal of a small cohort's adaptive clip names what to change."""
+    calibrate.settle.cache_clear()
+    try:
+        calibrate.settle(algorithms.dp_fedavg_adaptive(), Budget(2.0, DELTA), 20, DIM, 60)
+    except UserError as problem:
+        told = str(problem)
+    assert "give count_noise = " in told
+
+
+def check_count() -> None:
+    test_reception.test_honest_messages_make_the_loop_s_own_round(test_reception.WHOLE)
+    test_reception.test_short_updates_are_counted_where_messages_are_whole_numbers()
+
+
+def check_total() -> None:
+    charge = charging.Charge(SAMPLED, statement.Rounds(8, 5, 3), 8)
+    assert charge.rounds == 11
+
+
+def so_far(training: Training) -> charging.Charge:
+    """As it was: the rounds that happen to have been run."""
+    run = training.state.round
+    return charging.Charge(training.recipe, statement.Rounds(run, run), run)
+
+
+MUTATIONS = [
+    Mutation("a stopped run states the rounds run", returning(charging, "charged", so_far),
+             "plan is stated", check_plan_is_stated),
+    Mutation("lost rounds are left out of the total",
+             returning(charging.Charge, "rounds", property(lambda self: self.course.planned)),
+             "total", check_total),
+    Mutation("a copy's rounds are forgotten",
+             returning(session.Session, "redrawn", property(lambda self: 3)),
+             "lost rounds", check_lost_rounds),
+    Mutation("the better proof of two limits a run",
+             line(charging, "_own_epsilon",
+                  ("    return epsilon(best, rounds, lost)",
+                   "    return min(epsilon(proof, rounds, lost) for proof in proofs)")),
+             "own limit", check_own_limit),
+    Mutation("lost rounds do not come on top of a run's own cap",
+             line(charging, "_own_epsilon", ("proof.most + lost", "proof.most")),
+             "own limit", check_own_limit),
+    Mutation("verify believes any number of rounds",
+             line(verify, "_misstated", ('"of" in body and ', "False and ")),
+             "verify", check_verify),
+    Mutation("verify believes any limit",
+             line(verify, "_misstated", ("min(max(said, least), found)", "said")),
+             "limited end", check_limited_end),
+    Mutation("an unrecorded run says nothing",
+             returning(charging, "recorded", lambda _: "recorded"),
+             "unrecorded", check_unrecorded),
+    Mutation("a cap counts in every view",
+             line(recipe.Recipe, "most", (' or (view or self.view) != "models"', "")),
+             "caps", check_caps),
+    Mutation("a cap counts in no view",
+             line(recipe.Recipe, "most",
+                  ('cap is None or (view or self.view) != "models"', "True")),
+             "caps", check_caps),
+    Mutation("fair coins count on the adversary's cap",
+             line(recipe.Recipe, "attended",
+                  ("rounds, self.most(rounds, view)", 'rounds, self.most(rounds, "models")')),
+             "caps", check_caps),
+    Mutation("the adversary may bound messages",
+             returning(statement.Statement, "_bounding",
+                       lambda _: "every message is bounded, by its client or by who receives it"),
+             "assumed", check_assumed),
+    Mutation("a reception takes masked messages",
+             returning(reception, "_refuse_masked", lambda _: None), "masked", check_masked),
+    Mutation("an unknown cohort is everyone",
+             line(statement.Statement, "_sampling",
+                  ('f"{cohort!r}: {self._expected()} a round{cap}, as this cohort itself says."',
+                   'f"every {unit} takes part in every round."')),
+             "sampling", check_sampling),
+    Mutation("a stranger's lost rounds are forgotten",
+             line(charging, "redrawn",
+                  ("return replace(recipe, cohort=Stranded(cohort))", "return recipe")),
+             "stranded", check_stranded),
+    Mutation("a stranger's amplification outlives a crash",
+             line(charging.Stranded, "amplify",
+                  ("return event", "return self.stranger.amplify(event, population)")),
+             "stranded", check_stranded),
+    Mutation("the ledger forgets a stranger's lost rounds",
+             line(together.Plan, "redrawn",
+                  ("if rounds and self.stranded is not None", "if False")),
+             "stranded", check_stranded),
+    Mutation("an unknown memory is amplified",
+             line(recipe.Recipe, "_amplified",
+                  ("self.memory.kept and foreign(self.memory)", "False")),
+             "memory", check_memory),
+    Mutation("a stranger's removal is blanking out",
+             line(together, "covered", ("any(map(foreign, parts))", "False")),
+             "neighbours", check_neighbours),
+    Mutation("the server tops up a stranger's noise",
+             line(recipe.Recipe, "summands", ("needs_grid or strange", "needs_grid")),
+             "shares", check_shares),
+    Mutation("a fitted encoder is forgotten by the ledger",
+             line(together, "_unnoised", ("if origin.exclusions", "if False")),
+             "exclusions", check_exclusions),
+    Mutation("a run does not tell the ledger where its data come from",
+             line(charging, "facts_of", (", view, training.data.origin)", ", view)")),
+             "exclusions", check_exclusions),
+    Mutation("a sampled release counts a fifth in a filter",
+             line(together, "_once",
+                  ("_of_pure(accounting.subsampled(pure, rate), orders)",
+                   "_of_pure(accounting.subsampled(pure, rate / 5), orders)")),
+             "sampled filter", check_sampled_filter),
+    Mutation("a count with too little noise is blamed on the budget",
+             returning(calibrate, "_refuse_precise_count", lambda *_: None),
+             "precise count", check_precise_count),
+    Mutation("every update counts as long where messages are whole numbers",
+             line(loop, "_next_threshold", ("else total.short", "else 0")),
+             "count", check_count),
+    Mutation("a message need not say whether it was short",
+             line(reception.Reception, "_refused",
+                  ("self._told and not isinstance(message.short, bool)", "False")),
+             "count", check_count),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=named)
+def test_the_guard_notices(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_caught(mutation, monkeypatch)
