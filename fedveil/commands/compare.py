@@ -44,6 +44,7 @@ def compare(
     label: flags.LabelColumn = None,
     partition: flags.Partition = None,
     clients: flags.Clients = None,
+    simulate_clients: flags.SimulateClients = None,
     data_: flags.DataSettings = None,
     model: flags.Model = None,
     rounds: flags.Rounds = None,
@@ -96,8 +97,8 @@ def compare(
     settings = flags.gathered(
         set_, data_, noise_multiplier,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, model=model, rounds=rounds, epsilon=epsilon, delta=delta, view=view,
-        noise=noise, engine=engine, checkpoint_every=checkpoint_every,
+        clients=clients, simulate_clients=simulate_clients, model=model, rounds=rounds,
+        epsilon=epsilon, delta=delta, view=view, noise=noise, engine=engine, checkpoint_every=checkpoint_every,
     )  # fmt: skip
     asked = flags.given(expect=expect, law=law, eta=eta)
     if asked and not select_privately:

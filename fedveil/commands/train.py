@@ -30,6 +30,7 @@ def train(
     label: flags.LabelColumn = None,
     partition: flags.Partition = None,
     clients: flags.Clients = None,
+    simulate_clients: flags.SimulateClients = None,
     data_: flags.DataSettings = None,
     model: flags.Model = None,
     rounds: flags.Rounds = None,
@@ -61,8 +62,8 @@ def train(
     asked = flags.gathered(
         set_, data_, noise_multiplier,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, algorithm=algorithm, model=model, rounds=rounds, epsilon=epsilon,
-        delta=delta, view=view, per_round=per_round, noise=noise, seed=seed, engine=engine,
+        clients=clients, simulate_clients=simulate_clients, algorithm=algorithm, model=model,
+        rounds=rounds, epsilon=epsilon, delta=delta, view=view, per_round=per_round, noise=noise, seed=seed, engine=engine,
         checkpoint_every=checkpoint_every, diagnostics=diagnostics,
     )  # fmt: skip
     if tensorboard is not None:

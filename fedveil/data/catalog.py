@@ -79,17 +79,30 @@ def load(name: str, directory: Path | None = None, download: bool = True) -> Dat
     return entry.read(place)
 
 
-def load_path(path: Path | str) -> Dataset:
-    """The data set in a file or folder: class folders of images or their zip, IDX files, a play."""
+def load_path(
+    path: Path | str,
+    size: tuple[int, int] | None = None,
+    color: bool = True,
+    classes: tuple[str, ...] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """The data set in a file or folder: class folders of images or their zip, IDX files, a play.
+
+    `size`, `color` and `classes` are public settings of class folders; see `load_images`.
+    """
     path = Path(path)
     if not path.exists():
         raise UserError(f"There is no file or folder '{path}'.")
     if path.is_dir() and CATALOG["mnist"].found(path) == path:
+        if classes is not None or size is not None:
+            raise UserError(f"'{path}' holds IDX files, which say their size and classes.")
         return _read_mnist(path)
     if path.is_dir() or path.suffix.lower() == ".zip":
         from fedveil.data.sources.images import load_images
 
-        return load_images(path)
+        return load_images(path, size, color, classes, seed=seed)
+    if classes is not None or size is not None:
+        raise UserError(f"'{path}' has its own classes and no images; leave classes and size out.")
     if path.suffix.lower() == ".txt":
         from fedveil.data.sources.shakespeare import load_shakespeare
 
