@@ -42,7 +42,7 @@ class DataSettings(BaseModel):
     buckets: int | None = None  # for text without categories: 16
     standardize: bool = False  # scale a table's columns by the data's own means and deviations
     size: tuple[int, int] | None = None  # of images, height and width: 32, 32
-    color: bool = True  # of images
+    color: bool | None = None  # of images: true
     partition: str | None = None
     clients: int | None = None  # of named data sets
     simulate_clients: int | None = None  # to make up, for data that do not name their clients
@@ -192,7 +192,7 @@ def load_data(settings: DataSettings) -> Federated:
         if dataset.keys is None:
             _refuse_unasked(settings)
             return dataset.by_example()
-        if settings.partition not in (None, "key"):
+        if settings.client is None and settings.partition not in (None, "key"):
             _refuse_unasked(settings)
     return dataset.split(_partitioner(settings, dataset), settings.seed)
 
@@ -339,7 +339,6 @@ def _refuse_unasked(settings: DataSettings) -> None:
 def _refuse_foreign(settings: DataSettings) -> None:
     """Settings that these data do not have."""
     synthetic = settings.path is None and settings.dataset == SYNTHETIC
-    given = settings.model_fields_set
     if settings.features is not None and not synthetic:
         raise UserError(f"features is set for the data set '{SYNTHETIC}' only; leave it out.")
     if isinstance(settings.classes, int) != synthetic and settings.classes is not None:
@@ -353,7 +352,9 @@ def _refuse_foreign(settings: DataSettings) -> None:
     for name in ("ranges", "categories", "buckets", "standardize"):
         if getattr(settings, name) and not table:
             raise UserError(f"{name} is set for a table ({', '.join(TABLES)}) only; leave it out.")
-    if (settings.size is not None or "color" in given) and (settings.path is None or table):
+    if (settings.size is not None or settings.color is not None) and (
+        settings.path is None or table
+    ):
         raise UserError("size and color are set for a --path of images only; leave them out.")
     if settings.clients is not None and settings.simulate_clients is not None:
         raise UserError("Both clients and simulate_clients are given; give one of them.")

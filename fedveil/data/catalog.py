@@ -82,7 +82,7 @@ def load(name: str, directory: Path | None = None, download: bool = True) -> Dat
 def load_path(
     path: Path | str,
     size: tuple[int, int] | None = None,
-    color: bool = True,
+    color: bool | None = None,
     classes: tuple[str, ...] | None = None,
     seed: int = 0,
 ) -> Dataset:
@@ -93,16 +93,17 @@ def load_path(
     path = Path(path)
     if not path.exists():
         raise UserError(f"There is no file or folder '{path}'.")
-    if path.is_dir() and CATALOG["mnist"].found(path) == path:
-        if classes is not None or size is not None:
-            raise UserError(f"'{path}' holds IDX files, which say their size and classes.")
-        return _read_mnist(path)
-    if path.is_dir() or path.suffix.lower() == ".zip":
+    idx = path.is_dir() and CATALOG["mnist"].found(path) == path
+    if (path.is_dir() and not idx) or path.suffix.lower() == ".zip":
         from fedveil.data.sources.images import load_images
 
-        return load_images(path, size, color, classes, seed=seed)
-    if classes is not None or size is not None:
-        raise UserError(f"'{path}' has its own classes and no images; leave classes and size out.")
+        return load_images(path, size, color is not False, classes, seed)
+    if not (size is color is classes is None):
+        raise UserError(
+            f"'{path}' says its own classes and sizes; leave size, color and classes out."
+        )
+    if idx:
+        return _read_mnist(path)
     if path.suffix.lower() == ".txt":
         from fedveil.data.sources.shakespeare import load_shakespeare
 

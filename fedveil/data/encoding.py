@@ -104,7 +104,8 @@ class PublicColumn:
     """Each cell by a public function of itself: nothing here is taken from the data.
 
     A number is shared between the two knots next to it, in proportion to its nearness: 12 between
-    the knots 10 and 15 is 0.6 and 0.4. Text is a 1 in the bucket that its hash names.
+    the knots 10 and 15 is 0.6 and 0.4; one beyond the last knot is all at that knot. Text is a 1 in
+    the bucket that its hash names.
     """
 
     name: str
@@ -122,7 +123,7 @@ class PublicColumn:
         """float32 [rows, knots + buckets + 1]; what is neither number nor text is missing."""
         encoded = np.zeros((len(column), len(self.features)), dtype=np.float32)
         numbers = _cell_numbers(column) if self.knots else np.full(len(column), np.nan)
-        known = np.abs(numbers) <= LARGEST
+        known = ~np.isnan(numbers)
         self._place(encoded, np.flatnonzero(known), numbers[known])
         left = np.flatnonzero(~known)
         encoded[left, self._where(column, left)] = 1
@@ -131,7 +132,8 @@ class PublicColumn:
     def _place(self, encoded: np.ndarray, rows: np.ndarray, numbers: np.ndarray) -> None:
         if not len(rows):
             return
-        position = np.interp(numbers, self.knots, np.arange(len(self.knots)))
+        clipped = numbers.clip(self.knots[0], self.knots[-1])
+        position = np.interp(clipped, self.knots, np.arange(len(self.knots)))
         lower = np.minimum(position.astype(np.int64), len(self.knots) - 2)
         encoded[rows, lower] = 1 - (position - lower)
         encoded[rows, lower + 1] = position - lower
@@ -144,8 +146,7 @@ class PublicColumn:
         words = words_of(column).gather(rows)
         known: dict[str | None, int] = {None: missing}
         for word in words.unique().drop_nulls().to_list():
-            infinite = self.knots and word.lower().lstrip("+-") in ("inf", "infinity", "nan")
-            known[word] = missing if infinite else len(self.knots) + bucket_of(word, self.buckets)
+            known[word] = len(self.knots) + bucket_of(word, self.buckets)
         return [known[word] for word in words.to_list()]
 
 

@@ -55,7 +55,8 @@ def load_images(
     placed = _placed(_listed(path), path)
     names = classes or tuple(sorted({e.label for e in placed}))
     entries, notes = _of_classes(placed, names, path)
-    held, more = _testing(entries, seed)
+    parted = any(entry.split == "test" for entry in placed)
+    held, more = _testing(entries, parted, seed)
     pixels = _decoded(path, entries, (height, width), color)
     number = {name: i for i, name in enumerate(names)}
     every = Examples(to_inputs(pixels), to_labels(np.array([number[e.label] for e in entries])))
@@ -189,14 +190,13 @@ def _decode(name: str, content: bytes, size: tuple[int, int], color: bool) -> np
     return np.asarray(plain if plain.size == (width, height) else plain.resize((width, height)))
 
 
-def _testing(entries: list[_Entry], seed: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which entries are for testing: the test part, or each by a stream of its own.
+def _testing(entries: list[_Entry], parted: bool, seed: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Which entries are for testing: the test part if there is one, else each by its own stream.
 
     Were they drawn together, one image more or less would change what the others are used for.
     """
-    testing = np.array([e.split == "test" for e in entries])
-    if testing.any():
-        return testing, ()
+    if parted:
+        return np.array([e.split == "test" for e in entries]), ()
     own = ("/".join(PurePosixPath(e.name).parts[-2:]) for e in entries)
     testing = np.array([stream(seed, 0, f"held out {o}").random() < HELD_OUT for o in own])
     if testing.all():
