@@ -148,7 +148,7 @@ def total(data: Federated, recipe: Recipe) -> torch.Tensor:
 
 def moved(folder: Path, attack: str, recipe: Recipe, **given: Any) -> float:
     """How far one patient, or one row, moves the sum, in parts of the sensitivity."""
-    table, given = rows(patients=100, each=4), {"test_fraction": 0.0, **given}
+    table, given = rows(patients=60, each=3), {"test_fraction": 0.0, **given}
     first = [row for row in table if row[0] == "10"]
     rest = [row for row in table if row[0] != "10"]
     if recipe.unit == "example":

@@ -203,7 +203,7 @@ def _begin(
             room_for(comparison, ledger_path(ledger), cut)
         told = new_account(comparison, ledger_path(ledger))
     if told and not as_json:
-        entry("Account", told, width=13)
+        entry("New account", told, width=13)
     if out is None:
         out = RunDirectory.fresh(OUT, comparison.members[0].label.partition("-")[0]).path
     with saving(out):

@@ -99,7 +99,7 @@ def _train_anew(
             return
         training.enrol(ledger, saved=True)
         if told := resembling(training.data, training.fingerprint, ledger):
-            entry("Account", told)
+            entry("New account", told, width=13)
         if out is None:
             directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
         else:
