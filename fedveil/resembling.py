@@ -29,6 +29,9 @@ def resembling(data: Federated, fingerprint: str, ledger: Path | None = None) ->
         account = Account(fingerprint, data.unit)
         if books.budgets(account) or not any(books.granted.values()):
             return ""
+        contents, granted = data.contents(), [g for v in books.granted.values() for g in v.values()]
+        if any(each.contents == contents for each in granted):
+            return ""  # the very same examples in another split: refused by `charging`
         found = _nearest(books, data)
         return "" if found is None else _sentence(books, account, data.name, *found)
 

@@ -110,6 +110,12 @@ def read_table(
     number = {name: index for index, name in enumerate(class_names)}
     labels = np.array([number[word] for word in words[label].to_list()], dtype=np.int64)
     exclusions = [] if classes is not None else [f"the classes of '{label}'"]
+    if classes is None:
+        told.append(
+            f"The classes of '{label}' are read from the data, which no ε covers; declare them if "
+            f"they are public: --data classes={','.join(class_names[:3])}"
+            f"{'…' if len(class_names) > 3 else ''}"
+        )
     if standardize:
         exclusions += taken(encoder.columns, (*ranges, *categories))
     targets = torch.from_numpy(labels)

@@ -105,12 +105,12 @@ def check_unasked() -> None:
     with tempfile.TemporaryDirectory() as name:
         data = settings.load_data(DataSettings(path=pictures(Path(name) / "p", 150)))
     assert data.unit == "example"
+    said = ""
     try:
         training._check_arguments(algorithms.dp_fedavg(noise_multiplier=1.0), data, 1, None)
     except UserError as refusal:
-        assert "--simulate-clients" in str(refusal)
-    else:
-        raise AssertionError("a recipe for clients was accepted")
+        said = str(refusal)
+    assert "--simulate-clients" in said
 
 
 def check_names() -> None:
