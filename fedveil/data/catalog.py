@@ -98,7 +98,7 @@ def load_path(
         from fedveil.data.sources.images import load_images
 
         return load_images(path, size, color is not False, classes, seed)
-    if not (size is color is classes is None):
+    if any(setting is not None for setting in (size, color, classes)):
         raise UserError(
             f"'{path}' says its own classes and sizes; leave size, color and classes out."
         )

@@ -2,7 +2,7 @@
 
 By default (`public`) an input is a fixed function of its own cell and of public settings, so that
 no row changes how another one is encoded. `fitted` takes means, deviations, categories and types
-from all training rows, which no ε covers; `TableEncoder.taken` names them.
+from all training rows, which no ε covers; `taken` names them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -260,72 +260,85 @@ def check_column(frame: pl.DataFrame, name: str, what: str) -> None:
         raise unknown(what, name, frame.columns)
 
 
-def public(
-    frame: pl.DataFrame,
-    client: str,
-    label: str,
-    class_names: tuple[str, ...],
-    ranges: Ranges,
-    categories: Categories,
-    buckets: int,
-    schema: bool,
-) -> tuple[TableEncoder, list[str]]:
+@dataclass(frozen=True)
+class Declared:
+    """What is said of a table and is public: its columns, and what they can hold."""
+
+    client: str
+    label: str
+    class_names: tuple[str, ...]
+    ranges: Ranges
+    categories: Categories
+    buckets: int = BUCKETS
+
+    def inputs(self, frame: pl.DataFrame) -> list[str]:
+        """The columns that are neither the client's nor the label's."""
+        return [name for name in frame.columns if name not in (self.client, self.label)]
+
+    def column(self, name: str) -> Column | None:
+        """Of a column with a range or categories."""
+        if name in self.categories:
+            values = tuple(value.strip() for value in self.categories[name])
+            return CategoryColumn(name, values, missing=True)
+        if name in self.ranges:
+            knots = np.linspace(*self.ranges[name], RANGE_KNOTS)
+            return PublicColumn(name, tuple(knots.tolist()), 0)
+        return None
+
+    def check(self, frame: pl.DataFrame) -> None:
+        """Refuse declarations that do not fit the table's header."""
+        for name in (*self.ranges, *self.categories):
+            what = "a range" if name in self.ranges else "categories"
+            check_column(frame, name, f"column for {what}")
+            if name in (self.client, self.label):
+                raise UserError(f"'{name}' is the client or the label column, not an input.")
+            if name in self.ranges and name in self.categories:
+                raise UserError(f"'{name}' has both a range and categories; declare one of them.")
+        for name, (low, high) in self.ranges.items():
+            if not -LARGEST < low < high < LARGEST:
+                raise UserError(f"The range of '{name}' is {low} to {high}; it must go upwards.")
+        for name, values in self.categories.items():
+            if not values or len(set(values)) < len(values):
+                raise UserError(
+                    f"The categories of '{name}' are none or not distinct; list each once."
+                )
+        if not 1 <= self.buckets <= MAX_BUCKETS:
+            raise UserError(f"buckets is {self.buckets}; give 1 to {MAX_BUCKETS:,}.")
+
+    def encoder(self, columns: list[Column], inferred: bool) -> TableEncoder:
+        """Of these columns."""
+        if not columns:
+            raise UserError(
+                f"No column besides '{self.client}' and '{self.label}' can be an input; add some."
+            )
+        names = (self.client, self.label, self.class_names)
+        return TableEncoder(tuple(columns), *names, inferred)
+
+
+def public(frame: pl.DataFrame, declared: Declared, schema: bool) -> tuple[TableEncoder, list[str]]:
     """The encoder of public declarations, and notes on it.
 
     With a schema, as a Parquet file has it, a column's type says whether it holds numbers or text;
     without one, as in a CSV, each cell may be either.
     """
-    _check_declared(frame, client, label, ranges, categories)
-    if not 1 <= buckets <= MAX_BUCKETS:
-        raise UserError(f"buckets is {buckets}; give 1 to {MAX_BUCKETS:,}.")
+    declared.check(frame)
     columns: list[Column] = []
     ignored: list[str] = []
-    for name in inputs_of(frame, client, label):
-        column = _declared(name, ranges, categories)
-        column = column or _undeclared(frame[name], buckets, schema)
+    for name in declared.inputs(frame):
+        column = declared.column(name) or _undeclared(frame[name], declared.buckets, schema)
         columns.append(column) if column else ignored.append(name)
-    notes = _ignored(columns, ignored, client, label)
-    open_ = [c.name for c in columns if c.name not in ranges and c.name not in categories]
+    notes = _ignored(ignored)
+    open_ = [column.name for column in columns if declared.column(column.name) is None]
     if open_:
         notes.append(
             f"Encoded by fixed public bins: {listed(open_)}. Declare public ranges or categories "
             f"for a finer encoding: --data ranges='{{{_key(open_[0])}=[0,100]}}' or --data "
             f'categories=\'{{{_key(open_[0])}=["a","b"]}}\', or [data.ranges] in TOML.'
         )
-    for name in ranges:
-        if not np.isfinite(_cell_numbers(frame[name])).any():
+    for name in declared.ranges:
+        if np.isnan(_cell_numbers(frame[name])).all():
             notes.append(f"No cell of '{name}' is a number, although a range is declared for it.")
-    return TableEncoder(tuple(columns), client, label, class_names), notes
-
-
-def inputs_of(frame: pl.DataFrame, client: str, label: str) -> list[str]:
-    """The columns that are neither the client's nor the label's."""
-    return [name for name in frame.columns if name not in (client, label)]
-
-
-def _check_declared(
-    frame: pl.DataFrame, client: str, label: str, ranges: Ranges, categories: Categories
-) -> None:
-    for name in (*ranges, *categories):
-        check_column(frame, name, f"column for {'a range' if name in ranges else 'categories'}")
-        if name in (client, label):
-            raise UserError(f"'{name}' is the client or the label column, not an input.")
-        if name in ranges and name in categories:
-            raise UserError(f"'{name}' has both a range and categories; declare one of them.")
-    for name, (low, high) in ranges.items():
-        if not -LARGEST < low < high < LARGEST:
-            raise UserError(f"The range of '{name}' is {low} to {high}; it must go upwards.")
-    for name, values in categories.items():
-        if not values or len(set(values)) < len(values):
-            raise UserError(f"The categories of '{name}' are none or not distinct; list each once.")
-
-
-def _declared(name: str, ranges: Ranges, categories: Categories) -> Column | None:
-    if name in categories:
-        return CategoryColumn(name, tuple(value.strip() for value in categories[name]), True)
-    if name in ranges:
-        return PublicColumn(name, tuple(np.linspace(*ranges[name], RANGE_KNOTS).tolist()), 0)
-    return None
+    return declared.encoder(columns, inferred=False), notes
 
 
 def _undeclared(column: pl.Series, buckets: int, schema: bool) -> PublicColumn | None:
@@ -338,39 +351,30 @@ def _undeclared(column: pl.Series, buckets: int, schema: bool) -> PublicColumn |
     return None
 
 
-def _ignored(columns: list[Column], ignored: list[str], client: str, label: str) -> list[str]:
-    if not columns:
-        raise UserError(f"No column besides '{client}' and '{label}' can be an input; add some.")
-    if not ignored:
+def _ignored(names: list[str]) -> list[str]:
+    if not names:
         return []
-    return [f"Ignored, for they hold dates or nested or no values: {', '.join(ignored)}."]
+    return [f"Ignored, for they hold dates or nested or no values: {', '.join(names)}."]
 
 
 def fitted(
-    frame: pl.DataFrame,
-    training: np.ndarray,
-    client: str,
-    label: str,
-    class_names: tuple[str, ...],
-    ranges: Ranges,
-    categories: Categories,
+    frame: pl.DataFrame, training: np.ndarray, declared: Declared
 ) -> tuple[TableEncoder, list[str]]:
-    """The encoder of the training rows, and notes on what it ignored or took from them."""
-    _check_declared(frame, client, label, ranges, categories)
+    """The encoder of the training rows, and notes on what it ignored; `taken` says what it took."""
+    declared.check(frame)
     rows = frame.filter(training)
     columns: list[Column] = []
     ignored: list[str] = []
     notes: list[str] = []
-    for name in inputs_of(rows, client, label):
-        column = _declared(name, ranges, categories) or _fit_column(rows[name], notes)
+    for name in declared.inputs(rows):
+        column = declared.column(name) or _fit_column(rows[name], notes)
         columns.append(column) if column else ignored.append(name)
-    notes += _ignored(columns, ignored, client, label)
-    return TableEncoder(tuple(columns), client, label, class_names, inferred=True), notes
+    return declared.encoder(columns, inferred=True), notes + _ignored(ignored)
 
 
-def taken(columns: Iterable[Column], declared: Iterable[str]) -> tuple[str, ...]:
-    """What a fitted encoder took from the data beside its types, as noun phrases."""
-    open_ = [column for column in columns if column.name not in set(declared)]
+def taken(encoder: TableEncoder, declared: Declared) -> tuple[str, ...]:
+    """What a fitted encoder took from the data, as noun phrases."""
+    open_ = [column for column in encoder.columns if declared.column(column.name) is None]
     numeric = [c.name for c in open_ if isinstance(c, NumericColumn) and c.standardized]
     category = [c.name for c in open_ if isinstance(c, CategoryColumn)]
     phrases = ["the column types"]

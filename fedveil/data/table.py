@@ -15,6 +15,7 @@ from fedveil.data.encoding import (
     BUCKETS,
     MISSING,
     Categories,
+    Declared,
     Ranges,
     TableEncoder,
     check_column,
@@ -89,44 +90,37 @@ def read_table(
     path = Path(path)
     frame = read_frame(path)
     words, kept, notes = _complete(frame, client, label, path.name)
-    class_names = _found(words, label) if classes is None else _declared(classes)
+    class_names = _found(words.filter(kept), label) if classes is None else _declared(classes)
     kept, more = _of_classes(words, kept, class_names, label)
-    rows = _row_digests(frame)[kept]
-    keys, frame, words = words[client].to_numpy()[kept], frame.filter(kept), words.filter(kept)
-    keys = np.array(keys.tolist(), dtype=str)
+    keys = np.array(words[client].filter(kept).to_list(), dtype=str)
     _check_clients(keys, client)
+    rows = _row_digests(frame)[kept]
     testing = _testing(rows, test_fraction, seed)
-    ranges, categories = ranges or {}, categories or {}
+    declared = Declared(client, label, class_names, ranges or {}, categories or {}, buckets)
+    exclusions = [] if classes is not None else [f"the classes of '{label}'"]
     if standardize:
         typed = read_frame(path, inferred=True).filter(kept)
-        encoder, told = fitted(typed, ~testing, client, label, class_names, ranges, categories)
+        encoder, told = fitted(typed, ~testing, declared)
         inputs = encoder.encode(typed)
+        exclusions += taken(encoder, declared)
     else:
-        schema = path.suffix.lower() in PARQUET
-        encoder, told = public(
-            frame, client, label, class_names, ranges, categories, buckets, schema
-        )
-        inputs = encoder.encode(frame)
+        plain = frame.filter(kept)
+        encoder, told = public(plain, declared, schema=path.suffix.lower() in PARQUET)
+        inputs = encoder.encode(plain)
     number = {name: index for index, name in enumerate(class_names)}
-    labels = np.array([number[word] for word in words[label].to_list()], dtype=np.int64)
-    exclusions = [] if classes is not None else [f"the classes of '{label}'"]
-    if classes is None:
-        told.append(
-            f"The classes of '{label}' are read from the data, which no ε covers; declare them if "
-            f"they are public: --data classes={','.join(class_names[:3])}"
-            f"{'…' if len(class_names) > 3 else ''}"
-        )
-    if standardize:
-        exclusions += taken(encoder.columns, (*ranges, *categories))
-    targets = torch.from_numpy(labels)
+    labels = torch.tensor([number[word] for word in words[label].filter(kept).to_list()])
     dataset = Dataset(
         path.stem,
-        Examples(inputs[~testing], targets[~testing]),
-        Examples(inputs[testing], targets[testing]),
+        Examples(inputs[~testing], labels[~testing]),
+        Examples(inputs[testing], labels[testing]),
         len(class_names),
         class_names=class_names,
         keys=keys[~testing],
-        notes=(*notes, *more, *told, *_remarks(keys, labels, class_names, testing)),
+        notes=(
+            *(*notes, *more, *told),
+            *(_undeclared(label, class_names) if classes is None else ()),
+            *_remarks(keys, labels.numpy(), class_names, testing),
+        ),
         encoder=encoder.to_json(),
         origin=Origin(exclusions=tuple(exclusions)),
         sketch=sketched(rows),
@@ -321,6 +315,14 @@ def _testing(rows: np.ndarray, fraction: float, seed: int) -> np.ndarray:
         hashlib.blake2b(row.tobytes(), key=salt, digest_size=8).digest() for row in rows
     )
     return np.frombuffer(drawn, dtype="<u8") < np.uint64(fraction * 2**64)
+
+
+def _undeclared(label: str, class_names: tuple[str, ...]) -> list[str]:
+    named = ",".join(class_names[:3]) + ("…" if len(class_names) > 3 else "")
+    return [
+        f"The classes of '{label}' are read from the data, which no ε covers; declare them if they "
+        f"are public: --data classes={named}"
+    ]
 
 
 def _remarks(

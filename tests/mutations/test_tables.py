@@ -207,8 +207,8 @@ MUTATIONS = [
             table,
             "read_table",
             (
-                "_found(words, label) if classes is None else _declared(classes)",
-                "_found(words, label)",
+                "_found(words.filter(kept), label) if classes is None else _declared(classes)",
+                "_found(words.filter(kept), label)",
             ),
         ),
         "a class of one's own changes nobody",
@@ -239,7 +239,7 @@ MUTATIONS = [
         line(
             table,
             "read_table",
-            ("exclusions += taken(encoder.columns, (*ranges, *categories))", "pass"),
+            ("exclusions += taken(encoder, declared)", "pass"),
         ),
         "exclusions name means",
         lambda: check_exclusions(classes=("no", "yes"), standardize=True),
