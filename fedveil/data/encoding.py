@@ -153,8 +153,8 @@ class PublicColumn:
 def bucket_of(word: str, buckets: int) -> int:
     """BLAKE2b of the text modulo the number of buckets: the same everywhere and always.
 
-    >>> bucket_of("Bern", 32), bucket_of("Rome", 32)
-    (9, 14)
+    >>> bucket_of("Bern", 16), bucket_of("Rome", 16)
+    (12, 0)
     """
     digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") % buckets
