@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedveil.errors import UserError, unknown
 from fedveil.runs.versions import refuse_newer
@@ -37,14 +38,43 @@ class DataSettings(BaseModel):
     client: str | None = None  # a table's columns
     label: str | None = None
     ranges: dict[str, tuple[float, float]] = Field(default_factory=dict)  # public, of columns
+    categories: dict[str, tuple[str, ...]] = Field(default_factory=dict)  # public, of columns
+    buckets: int | None = None  # for text without categories: 16
+    standardize: bool = False  # scale a table's columns by the data's own means and deviations
+    size: tuple[int, int] | None = None  # of images, height and width: 32, 32
+    color: bool | None = None  # of images: true
     partition: str | None = None
-    clients: int | None = None
+    clients: int | None = None  # of named data sets
+    simulate_clients: int | None = None  # to make up, for data that do not name their clients
     per_client: int = 5  # shards of a client
     alpha: float = 0.5  # of the Dirichlet distribution, also of synthetic data
     examples: int | None = None  # of a client: 500 with majority classes, 20 in synthetic data
     features: int | None = None  # of synthetic data: 784
-    classes: int | None = None  # of synthetic data: 10
+    classes: int | tuple[str, ...] | None = None  # of synthetic data: 10; public, of one's own
     seed: int = Field(default=0, ge=0)
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        """`--data classes=no,yes` is a list of names, and so is [0, 1]."""
+        if isinstance(given, str):
+            return tuple(name.strip() for name in given.split(","))
+        return tuple(map(_word, given)) if isinstance(given, list | tuple) else given
+
+    @field_validator("categories", mode="before")
+    @classmethod
+    def _words(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {
+            name: tuple(map(_word, values)) if isinstance(values, list | tuple) else values
+            for name, values in given.items()
+        }
+
+
+def _word(value: Any) -> Any:
+    """A number or truth value of TOML as a table's cell has it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 class Settings(BaseModel):
@@ -147,19 +177,21 @@ def _refuse_edited(settings: Settings, recipe: Recipe) -> None:
 
 
 def load_data(settings: DataSettings) -> Federated:
-    """The data set, split over clients."""
+    """The data set by clients; by example where nobody says whose an example is."""
     from fedveil.data.saved import is_saved
 
+    _refuse_foreign(settings)
     if settings.path is None and settings.dataset == SYNTHETIC:
         return _synthetic(settings)
-    if settings.features is not None or settings.classes is not None:
-        raise UserError(
-            f"features and classes are set for the data set '{SYNTHETIC}' only; others have their "
-            "own, so leave them out."
-        )
     if settings.path is not None and settings.dataset is None and is_saved(settings.path):
         return _opened(settings, settings.path)
     dataset = _load(settings)
+    if settings.path is not None and settings.simulate_clients is None:
+        if dataset.keys is None:
+            _refuse_unasked(settings)
+            return dataset.by_example()
+        if settings.client is None and settings.partition not in (None, "key"):
+            _refuse_unasked(settings)
     return dataset.split(_partitioner(settings, dataset), settings.seed)
 
 
@@ -235,9 +267,10 @@ def _load(settings: DataSettings) -> Dataset:
         raise UserError(
             f"Both dataset '{settings.dataset}' and the path {settings.path} are given; give one."
         )
+    named = settings.classes if isinstance(settings.classes, tuple) else None
     if settings.path.suffix.lower() not in TABLES:
         _refuse_columns(settings, settings.path)
-        return catalog.load_path(settings.path)
+        return catalog.load_path(settings.path, settings.size, settings.color, named, settings.seed)
     if settings.client is None or settings.label is None:
         raise UserError(
             f"The table {settings.path} needs to know its columns: "
@@ -248,7 +281,11 @@ def _load(settings: DataSettings) -> Dataset:
         settings.client,
         settings.label,
         seed=settings.seed,
-        ranges=settings.ranges or None,
+        ranges=settings.ranges,
+        categories=settings.categories,
+        classes=named,
+        standardize=settings.standardize,
+        **({} if settings.buckets is None else {"buckets": settings.buckets}),
     )
 
 
@@ -257,8 +294,8 @@ def _synthetic(settings: DataSettings) -> Federated:
 
     _refuse_columns(settings, SYNTHETIC)
     _refuse_dealing(SYNTHETIC, partition=settings.partition)
-    names = ("clients", "examples", "features", "classes", "alpha", "seed")
-    given = {name: getattr(settings, name) for name in names}
+    names = ("examples", "features", "classes", "alpha", "seed")
+    given = {name: getattr(settings, name) for name in names} | {"clients": _number(settings)}
     return synthetic(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -266,7 +303,12 @@ def _opened(settings: DataSettings, path: Path) -> Federated:
     from fedveil.data.saved import open_federated
 
     _refuse_columns(settings, path)
-    _refuse_dealing(str(path), partition=settings.partition, clients=settings.clients)
+    _refuse_dealing(
+        str(path),
+        partition=settings.partition,
+        clients=settings.clients,
+        simulate_clients=settings.simulate_clients,
+    )
     return open_federated(path)
 
 
@@ -277,6 +319,45 @@ def _refuse_dealing(source: str, **settings: object) -> None:
         raise UserError(
             f"{source} says itself whose an example is; leave {' and '.join(given)} out."
         )
+
+
+def _refuse_unasked(settings: DataSettings) -> None:
+    """Of a user's own data no clients are made up unless that is asked for."""
+    if settings.clients is not None or settings.partition is not None:
+        raise UserError(
+            f"{settings.path} would be split over made-up clients, and a guarantee for them "
+            "protects nobody real; give --simulate-clients N instead of --clients to do so, or "
+            "leave partition and clients out and train with an example-level recipe such as dp_sgd."
+        )
+
+
+def _refuse_foreign(settings: DataSettings) -> None:
+    """Settings that these data do not have."""
+    synthetic = settings.path is None and settings.dataset == SYNTHETIC
+    if settings.features is not None and not synthetic:
+        raise UserError(f"features is set for the data set '{SYNTHETIC}' only; leave it out.")
+    if isinstance(settings.classes, int) != synthetic and settings.classes is not None:
+        raise UserError(
+            f"classes is a number for the data set '{SYNTHETIC}', and a list of names, such as "
+            "classes=no,yes, for a --path of your own; other data sets have their own."
+        )
+    if settings.classes is not None and settings.path is None and not synthetic:
+        raise UserError(f"'{settings.dataset or DATASET}' has its own classes; leave them out.")
+    table = settings.path is not None and settings.path.suffix.lower() in TABLES
+    for name in ("ranges", "categories", "buckets", "standardize"):
+        if getattr(settings, name) and not table:
+            raise UserError(f"{name} is set for a table ({', '.join(TABLES)}) only; leave it out.")
+    if (settings.size is not None or settings.color is not None) and (
+        settings.path is None or table
+    ):
+        raise UserError("size and color are set for a --path of images only; leave them out.")
+    if settings.clients is not None and settings.simulate_clients is not None:
+        raise UserError("Both clients and simulate_clients are given; give one of them.")
+
+
+def _number(settings: DataSettings) -> int | None:
+    """Of the clients that are made up."""
+    return settings.clients if settings.simulate_clients is None else settings.simulate_clients
 
 
 def _refuse_columns(settings: DataSettings, source: object) -> None:
@@ -290,8 +371,8 @@ def _refuse_columns(settings: DataSettings, source: object) -> None:
 def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:
     from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
 
-    keyed = dataset.keys is not None
-    if keyed and settings.clients is not None and settings.partition is None:
+    keyed, number = dataset.keys is not None, _number(settings)
+    if keyed and number is not None and settings.partition is None:
         raise UserError(
             f"'{dataset.name}' says itself which client an example belongs to; leave clients out, "
             "or name a partition to deal its examples out anew."
@@ -303,7 +384,7 @@ def _partitioner(settings: DataSettings, dataset: Dataset) -> Partitioner:
             f"partition '{name}' would tear them apart, and the guarantee would not cover a "
             "client's rows together; leave partition out."
         )
-    clients = 100 if settings.clients is None else settings.clients
+    clients = 100 if number is None else number
     examples = 500 if settings.examples is None else settings.examples
     if name == "key" and dataset.keys is None:
         raise UserError(

@@ -407,11 +407,8 @@ def _check_arguments(
             f"data is a {type(data).__name__}, not split over clients yet; give a Federated, such "
             "as load('digits').split(Iid(100))."
         )
-    if data.unit == "example" and recipe.unit == "client":
-        raise UserError(
-            f"{recipe.name} protects clients, but these data were split by example; "
-            "give the data by client, or a recipe with unit='example'."
-        )
+    if recipe.unit == "client":
+        data.refuse_by_example(recipe.name)
     if not isinstance(rounds, int) or rounds < 1:
         raise UserError(f"rounds is {rounds}; at least one round is needed to train.")
     if evaluate_every is not None and evaluate_every < 1:

@@ -69,11 +69,15 @@ def test_the_note_about_ranges_is_a_flag_that_works(run: Run, table: Path) -> No
     flags = ("train", "--path", table, "--client", "who", "--label", "y", "--rounds", 1)
     flags += ("--algorithm", "fedavg", "--set", "steps=1")
     said = run(*flags, "--out", "one").out
-    assert "give public ranges: --data ranges='{x=[0,100]}', or [data.ranges] in TOML" in said
+    assert "for a finer encoding: --data ranges='{x=[0,100]}' or --data categories=" in said
+    assert "declare them if they are public: --data classes=no,yes" in said
     ranges = 'ranges={x=[-4,4],"[bold]"=[-4,4]}'
-    again = run(*flags, "--data", ranges, "--out", "two")
+    classes = ("--data", "classes=no,yes")
+    again = run(*flags, "--data", ranges, *classes, "--out", "two")
     assert again.code == 0, again
-    assert "Means and deviations" not in again.out
+    assert "fixed public bins" not in again.out
+    assert "read from the data" not in again.out
+    assert run(*flags, "--data", 'categories={x=["a","b"]}', "--out", "three").code == 0
 
 
 def test_an_unsaved_run_names_no_files_of_its_own(blobs: Federated) -> None:

@@ -211,7 +211,7 @@ def test_advice_is_a_command_that_works(run: Run) -> None:
 def test_brackets_in_data_are_shown_as_they_are(run: Run, table: Path) -> None:
     flags = ("--path", table, "--client", "who", "--label", "y", "--algorithm", "fedavg")
     out = trained(run("train", *flags, "--rounds", 1, "--out", "a")).out
-    assert "Means and deviations of x, [bold] come from the data" in out
+    assert "Encoded by fixed public bins: x and [bold]." in out
 
 
 # Going on

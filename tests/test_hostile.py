@@ -227,7 +227,7 @@ def test_a_million_categories_are_a_hundred_and_other(
     frame = pl.DataFrame({"client": count % 7, "label": count % 2, "word": words})
     path = tmp_path / f"t.{suffix}"
     frame.write_parquet(path) if suffix == "parquet" else frame.write_csv(path)
-    read = read_table(path, "client", "label")
+    read = read_table(path, "client", "label", standardize=True)
     assert len(read.encoder.features) == encoding.MAX_CATEGORIES + 1
     assert any("categories; the 100 most frequent" in note for note in read.dataset.notes)
 
@@ -246,7 +246,9 @@ def test_one_long_cell_does_not_make_all_cells_long(tmp_path: Path) -> None:
     path = csv(tmp_path, f"client,label,word\n1,1,{'x' * 100_000}\n{rows}")
     assert peak(lambda: read_table(path, "client", "label")) < 50e6
     named = csv(tmp_path, f"client,label,v\n{'x' * 100_000},1,2\n{rows}")
-    assert "100000 characters" in refused(lambda: read_table(named, "client", "label"))
+    read = read_table(named, "client", "label")
+    assert "1 rows whose 'client' has over 1,000 characters were left out." in read.dataset.notes
+    assert peak(lambda: read_table(named, "client", "label")) < 50e6
 
 
 @pytest.mark.parametrize(
@@ -257,10 +259,9 @@ def test_one_long_cell_does_not_make_all_cells_long(tmp_path: Path) -> None:
         (ROWS + "ä,1,2\n").encode("latin1"),
         ROWS.encode() + "ä,1,2\n".encode() + "ö,1,2\n".encode("latin1"),
         b"\0" * 1000,
-        (ROWS + "1,1," + "9" * 400 + "\n").encode(),
         ROWS.encode()[:-3] + b"\0\xff\0",
     ],
-    ids=["utf-16", "utf-32", "latin1", "mixed", "zeros", "a long number", "binary at the end"],
+    ids=["utf-16", "utf-32", "latin1", "mixed", "zeros", "binary at the end"],
 )
 def test_tables_in_other_or_mixed_encodings(tmp_path: Path, content: bytes) -> None:
     refused(lambda: read_table(csv(tmp_path, content), "client", "label"))
@@ -271,16 +272,21 @@ def test_utf_8_with_a_mark_is_read(tmp_path: Path) -> None:
     assert len(read_table(path, "client", "label").dataset.train) > 20
 
 
-@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e39", "inf", "nan"])
-def test_numbers_that_float32_cannot_hold_are_missing(tmp_path: Path, value: str) -> None:
-    read = read_table(csv(tmp_path, ROWS + f"1,1,{value}\n"), "client", "label")
+@pytest.mark.parametrize("value", ["1e308", "-1e308", "1e39", "inf", "nan", "-inf"])
+@pytest.mark.parametrize("standardize", [False, True])
+def test_numbers_that_float32_cannot_hold_are_missing(
+    tmp_path: Path, value: str, standardize: bool
+) -> None:
+    path = csv(tmp_path, ROWS + f"1,1,{value}\n")
+    read = read_table(path, "client", "label", standardize=standardize)
     for part in (read.dataset.train, read.dataset.test):
         assert bool(torch.isfinite(part.inputs[:]).all())
 
 
 def test_tiny_deviations_are_not_divided_by(tmp_path: Path) -> None:
     rows = "".join(f"{i % 5},{i % 2},{i % 2 * 5e-324}\n" for i in range(40))
-    read = read_table(csv(tmp_path, "client,label,x\n" + rows), "client", "label")
+    path = csv(tmp_path, "client,label,x\n" + rows)
+    read = read_table(path, "client", "label", standardize=True)
     assert bool(torch.isfinite(read.dataset.train.inputs[:]).all())
 
 

@@ -216,7 +216,7 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "no clients": (("--dataset", "synthetic", "--clients", 0), "clients is 0; give a whole number"),
     "features of other data": (
         ("--dataset", "digits", "--data", "features=3"),
-        "features and classes are set for the data set 'synthetic' only",
+        "features is set for the data set 'synthetic' only",
     ),
     "no such setting": (("--data", "colour=3"), "colour"),
     "a setting without value": (("--data", "alpha"), "--data alpha: write it as name=value, such"),

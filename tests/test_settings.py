@@ -200,9 +200,12 @@ def test_public_ranges_of_a_table_come_from_the_file(table: Path, file: Write) -
     data = {"path": str(table), "client": "who", "label": "y", "ranges": {"x": [-10.0, 10.0]}}
     settings = read_settings(file({"data": data}), {})
     assert settings.data.ranges == {"x": (-10.0, 10.0)}
-    leaking = load_data(settings.data.model_copy(update={"ranges": {}}))
-    assert any("deviations of x" in note for note in leaking.notes)
-    assert not any("deviations of x" in note for note in load_data(settings.data).notes)
+    update = {"standardize": True, "classes": ("no", "yes")}
+    ranged = load_data(settings.data.model_copy(update=update))
+    leaking = load_data(settings.data.model_copy(update={"ranges": {}, **update}))
+    assert leaking.origin.exclusions[1] == "the means and deviations of x and [bold]"
+    assert ranged.origin.exclusions[1] == "the means and deviations of [bold]"
+    assert load_data(settings.data).origin.exclusions == ("the classes of 'y'",)
 
 
 def test_a_file_whose_recipe_and_algorithm_disagree_is_refused(file: Write) -> None:

@@ -41,6 +41,7 @@ def bench(
     label: flags.LabelColumn = None,
     partition: flags.Partition = None,
     clients: flags.Clients = None,
+    simulate_clients: flags.SimulateClients = None,
     data_: flags.DataSettings = None,
     model: flags.Model = None,
     rounds: Annotated[int, typer.Option(help="Timed for each engine, after one more.")] = 3,
@@ -57,7 +58,7 @@ def bench(
     asked = flags.gathered(
         set_, data_, None,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, algorithm=algorithm, model=model,
+        clients=clients, simulate_clients=simulate_clients, algorithm=algorithm, model=model,
     )  # fmt: skip
     settings = read_settings(config, asked)
     refuse_unnamed_data(settings, "The settings file", "name them with --dataset or --path")

@@ -108,7 +108,7 @@ def set_(
     if epsilon is not None:
         budget = Budget(epsilon, sensible_delta(data.clients) if delta is None else delta)
     books = open_ledger(ledger_path(ledger))
-    books.grant(account, view, budget, data.name, data.contents())
+    books.grant(account, view, budget, data.name, data.contents(), data.resemblance())
     if budget is None:
         _tell_lifted(data.name, account, view)
         return
@@ -135,7 +135,7 @@ def _lift_named(target: str, view: View, ledger: Path | None) -> None:
             "`fedveil budget show` does, by the start of its fingerprint."
         )
     account, granted = standing[0]
-    books.grant(account, view, None, granted.data, granted.contents)
+    books.grant(account, view, None, granted.data, granted.contents, granted.sketch)
     _tell_lifted(granted.data, account, view)
 
 

@@ -44,6 +44,7 @@ def compare(
     label: flags.LabelColumn = None,
     partition: flags.Partition = None,
     clients: flags.Clients = None,
+    simulate_clients: flags.SimulateClients = None,
     data_: flags.DataSettings = None,
     model: flags.Model = None,
     rounds: flags.Rounds = None,
@@ -96,8 +97,9 @@ def compare(
     settings = flags.gathered(
         set_, data_, noise_multiplier,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, model=model, rounds=rounds, epsilon=epsilon, delta=delta, view=view,
-        noise=noise, engine=engine, checkpoint_every=checkpoint_every,
+        clients=clients, simulate_clients=simulate_clients, model=model, rounds=rounds,
+        epsilon=epsilon, delta=delta, view=view, noise=noise, engine=engine,
+        checkpoint_every=checkpoint_every,
     )  # fmt: skip
     asked = flags.given(expect=expect, law=law, eta=eta)
     if asked and not select_privately:
@@ -184,11 +186,11 @@ def _begin(
     """A new directory with the comparison written down, and then play it."""
     import tomli_w
 
-    from fedveil.comparing.costs import refuse_unequal_noise, room_for
+    from fedveil.comparing.costs import new_account, refuse_unequal_noise, room_for
     from fedveil.comparing.members import FILE
     from fedveil.comparing.outcome import write
     from fedveil.privacy.ledger import ledger_path
-    from fedveil.progress import waiting
+    from fedveil.progress import entry, waiting
     from fedveil.runs.directory import MODE, RunDirectory, saving
 
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -199,6 +201,9 @@ def _begin(
         refuse_unequal_noise(comparison, ledger_path(ledger))
         if comparison.selection is None:
             room_for(comparison, ledger_path(ledger), cut)
+        told = new_account(comparison, ledger_path(ledger))
+    if told and not as_json:
+        entry("New account", told, width=13)
     if out is None:
         out = RunDirectory.fresh(OUT, comparison.members[0].label.partition("-")[0]).path
     with saving(out):

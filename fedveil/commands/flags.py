@@ -30,7 +30,15 @@ OwnData = Annotated[
 ClientColumn = Annotated[str | None, typer.Option(help="The table's column of clients.")]
 LabelColumn = Annotated[str | None, typer.Option(help="The table's column to predict.")]
 Partition = Annotated[str | None, typer.Option(help="key, iid, shards, majority or dirichlet.")]
-Clients = Annotated[int | None, typer.Option(help="How many clients there are; 100 if not said.")]
+Clients = Annotated[
+    int | None, typer.Option(help="Number of clients of a named data set. [default: 100]")
+]
+SimulateClients = Annotated[
+    int | None,
+    typer.Option(
+        help="Make up so many clients for a --path that does not say whose an example is."
+    ),
+]
 DataSettings = Annotated[
     list[str] | None,
     typer.Option("--data", help="A setting of the data: --data alpha=0.1 (repeatable)."),
@@ -58,7 +66,7 @@ Ledger = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, and nothing else.")]
 
-OF_DATA = ("dataset", "path", "client", "label", "partition", "clients")
+OF_DATA = ("dataset", "path", "client", "label", "partition", "clients", "simulate_clients")
 
 
 def refuse_no_settings(config: Path | None) -> None:

@@ -35,7 +35,8 @@ def datasets(
         entry("", known.citation, width=28)
     print()
     entry("Your own", "--path table.csv --client user_id --label y", width=28)
-    entry("", "--path images.zip (or a directory) with a folder for each class", width=28)
+    entry("", "--path images.zip (or a directory) with a folder for each class;", width=28)
+    entry("", "by example, or with --simulate-clients N", width=28)
     entry("", "--path roles.txt, a text of roles and what they say", width=28)
     entry("", "--path saved, a directory made by fedveil.save_federated", width=28)
 

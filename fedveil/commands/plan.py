@@ -16,6 +16,7 @@ def plan(
     algorithm: flags.Algorithm = None,
     set_: flags.Parameters = None,
     clients: Annotated[int | None, typer.Option(help="How many there are; 100 if none.")] = None,
+    simulate_clients: flags.SimulateClients = None,
     cohort: Annotated[int | None, typer.Option(help="Fixed size: so many a round.")] = None,
     rate: Annotated[float | None, typer.Option(help="Poisson: chance to take part.")] = None,
     rounds: Annotated[int | None, typer.Option(help="How many rounds; 100 if not said.")] = None,
@@ -77,8 +78,8 @@ def plan(
     asked = flags.gathered(
         set_, data_, noise_multiplier,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, algorithm=algorithm, model=model, rounds=rounds, epsilon=epsilon,
-        delta=delta, view=view,
+        clients=clients, simulate_clients=simulate_clients, algorithm=algorithm, model=model,
+        rounds=rounds, epsilon=epsilon, delta=delta, view=view,
     )  # fmt: skip
     flags.refuse_no_settings(config)
     drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)

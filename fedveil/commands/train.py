@@ -30,6 +30,7 @@ def train(
     label: flags.LabelColumn = None,
     partition: flags.Partition = None,
     clients: flags.Clients = None,
+    simulate_clients: flags.SimulateClients = None,
     data_: flags.DataSettings = None,
     model: flags.Model = None,
     rounds: flags.Rounds = None,
@@ -61,9 +62,9 @@ def train(
     asked = flags.gathered(
         set_, data_, noise_multiplier,
         dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, algorithm=algorithm, model=model, rounds=rounds, epsilon=epsilon,
-        delta=delta, view=view, per_round=per_round, noise=noise, seed=seed, engine=engine,
-        checkpoint_every=checkpoint_every, diagnostics=diagnostics,
+        clients=clients, simulate_clients=simulate_clients, algorithm=algorithm, model=model,
+        rounds=rounds, epsilon=epsilon, delta=delta, view=view, per_round=per_round, noise=noise,
+        seed=seed, engine=engine, checkpoint_every=checkpoint_every, diagnostics=diagnostics,
     )  # fmt: skip
     if tensorboard is not None:
         refuse_absent()
@@ -81,7 +82,8 @@ def _train_anew(
 ) -> None:
     from fedveil import training as work
     from fedveil.engines.processes import joined
-    from fedveil.progress import getting_ready
+    from fedveil.progress import entry, getting_ready
+    from fedveil.resembling import resembling
     from fedveil.runs.directory import RunDirectory, refuse_taken
     from fedveil.settings import prepare, refuse_unnamed_data, resolved
 
@@ -96,6 +98,8 @@ def _train_anew(
                 work.follow(training)
             return
         training.enrol(ledger, saved=True)
+        if told := resembling(training.data, training.fingerprint, ledger):
+            entry("New account", told, width=13)
         if out is None:
             directory = RunDirectory.fresh(Path("runs"), training.recipe.name)
         else:

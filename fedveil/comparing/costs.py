@@ -54,6 +54,20 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     return Room(fit, True)
 
 
+def new_account(comparison: Comparison, where: Path) -> str:
+    """That these data are counted apart from data with a budget that they resemble, or nothing."""
+    from fedveil.privacy.chain import Chain
+    from fedveil.resembling import resembling
+    from fedveil.settings import load_data, resolve_recipe
+
+    if not Chain.exists(where):
+        return ""
+    settings = comparison.members[0].settings
+    data = load_data(settings.data)
+    data = data.by_example() if resolve_recipe(settings).unit == "example" else data
+    return resembling(data, data.fingerprint(), where)
+
+
 def refuse_unequal_noise(comparison: Comparison, where: Path) -> None:
     """Members that bring their own noise must come to one ε, for no budget makes them equal."""
     from fedveil.settings import load_data, prepare, resolve_recipe

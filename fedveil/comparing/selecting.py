@@ -130,9 +130,10 @@ def _refuse_own_scores(training: Training) -> None:
     """A score by clients' own examples is no function of the released model alone."""
     if training.data.tested_on_clients and training.recipe.unit == "client":
         raise UserError(
-            f"The test examples of '{training.data.name}' were held out of the clients' own, so "
-            "runs would be compared by data of those who are protected, and no epsilon would hold; "
-            "select on data that were saved (save_federated) with public test examples."
+            f"The test examples of '{training.data.name}' were held out of the clients' own, or "
+            "nothing says that they were not: runs would be compared by data of those who are "
+            "protected, and no epsilon would hold; select on data that were saved "
+            "(save_federated) with public test examples."
         )
 
 

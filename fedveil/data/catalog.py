@@ -79,21 +79,35 @@ def load(name: str, directory: Path | None = None, download: bool = True) -> Dat
     return entry.read(place)
 
 
-def load_path(path: Path | str) -> Dataset:
-    """The data set in a file or folder: class folders of images or their zip, IDX files, a play."""
+def load_path(
+    path: Path | str,
+    size: tuple[int, int] | None = None,
+    color: bool | None = None,
+    classes: tuple[str, ...] | None = None,
+    seed: int = 0,
+) -> Dataset:
+    """The data set in a file or folder: class folders of images or their zip, IDX files, a play.
+
+    `size`, `color` and `classes` are public settings of class folders; see `load_images`.
+    """
     path = Path(path)
     if not path.exists():
         raise UserError(f"There is no file or folder '{path}'.")
-    if path.is_dir() and CATALOG["mnist"].found(path) == path:
-        return _read_mnist(path)
-    if path.is_dir() or path.suffix.lower() == ".zip":
+    idx = path.is_dir() and CATALOG["mnist"].found(path) == path
+    if (path.is_dir() and not idx) or path.suffix.lower() == ".zip":
         from fedveil.data.sources.images import load_images
 
-        return load_images(path)
+        return load_images(path, size, color is not False, classes, seed)
+    if any(setting is not None for setting in (size, color, classes)):
+        raise UserError(
+            f"'{path}' says its own classes and sizes; leave size, color and classes out."
+        )
+    if idx:
+        return _read_mnist(path)
     if path.suffix.lower() == ".txt":
         from fedveil.data.sources.shakespeare import load_shakespeare
 
-        return load_shakespeare(path)
+        return load_shakespeare(path, minimum=1)
     raise UserError(
         f"'{path}' is neither an image folder, a .zip of one, nor a .txt play; a CSV or Parquet "
         "table is read with its client and label columns."

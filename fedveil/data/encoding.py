@@ -1,10 +1,18 @@
-"""Columns of a table as numbers: fitted on the training rows, and the same at prediction."""
+"""Columns of a table as numbers, the same at training and at prediction.
+
+By default (`public`) an input is a fixed function of its own cell and of public settings, so that
+no row changes how another one is encoded. `fitted` takes means, deviations, categories and types
+from all training rows, which no ε covers; `taken` names them.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +29,16 @@ MAX_CATEGORIES = 100
 MAX_NUMBERS = 2**29  # of all inputs together
 LARGEST, SMALLEST = 3e38, 1e-150  # of numbers that inputs can hold; of a deviation to divide by
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
-Ranges = dict[str, tuple[float, float]]
+KNOTS = (
+    -1e4, -1e3, -100.0, -10.0, -1.0, 0.0, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0,
+    30.0, 40.0, 60.0, 80.0, 120.0, 160.0, 250.0, 500.0, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6,
+)  # fmt: skip
+RANGE_KNOTS = 9  # of a column with a public range
+BUCKETS = 16  # of a text column
+MAX_BUCKETS = 10_000
+NAMED = 5  # columns that a phrase names before it counts the others
+Ranges = Mapping[str, tuple[float, float]]
+Categories = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +50,7 @@ class NumericColumn:
     scale: float
     fill: float
     missing: bool
-    clip: bool  # into [0, 1], for a public range
+    clip: bool  # into [0, 1], for a public range as versions before 0.2 encoded it
 
     @property
     def standardized(self) -> bool:
@@ -83,13 +100,78 @@ class CategoryColumn:
 
 
 @dataclass(frozen=True)
+class PublicColumn:
+    """Each cell by a public function of itself: nothing here is taken from the data.
+
+    A number is shared between the two knots next to it, in proportion to its nearness: 12 between
+    the knots 10 and 15 is 0.6 and 0.4; one beyond the last knot is all at that knot. Text is a 1 in
+    the bucket that its hash names.
+    """
+
+    name: str
+    knots: tuple[float, ...]  # rising; none where numbers count as text
+    buckets: int  # none where text counts as missing
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the encoded columns."""
+        near = [f"{self.name} near {knot:g}" for knot in self.knots]
+        hashed = [f"{self.name} in bucket {i}" for i in range(self.buckets)]
+        return [*near, *hashed, f"{self.name} is missing"]
+
+    def encode(self, column: pl.Series) -> np.ndarray:
+        """float32 [rows, knots + buckets + 1]; what is neither number nor text is missing."""
+        encoded = np.zeros((len(column), len(self.features)), dtype=np.float32)
+        numbers = _cell_numbers(column) if self.knots else np.full(len(column), np.nan)
+        known = ~np.isnan(numbers)
+        self._place(encoded, np.flatnonzero(known), numbers[known])
+        left = np.flatnonzero(~known)
+        encoded[left, self._where(column, left)] = 1
+        return encoded
+
+    def _place(self, encoded: np.ndarray, rows: np.ndarray, numbers: np.ndarray) -> None:
+        if not len(rows):
+            return
+        clipped = numbers.clip(self.knots[0], self.knots[-1])
+        position = np.interp(clipped, self.knots, np.arange(len(self.knots)))
+        lower = np.minimum(position.astype(np.int64), len(self.knots) - 2)
+        encoded[rows, lower] = 1 - (position - lower)
+        encoded[rows, lower + 1] = position - lower
+
+    def _where(self, column: pl.Series, rows: np.ndarray) -> list[int]:
+        """The feature of each cell that is no number: its bucket, or 'missing'."""
+        missing = len(self.knots) + self.buckets
+        if not self.buckets:
+            return [missing] * len(rows)
+        words = words_of(column).gather(rows)
+        known: dict[str | None, int] = {None: missing}
+        for word in words.unique().drop_nulls().to_list():
+            known[word] = len(self.knots) + bucket_of(word, self.buckets)
+        return [known[word] for word in words.to_list()]
+
+
+def bucket_of(word: str, buckets: int) -> int:
+    """BLAKE2b of the text modulo the number of buckets: the same everywhere and always.
+
+    >>> bucket_of("Bern", 16), bucket_of("Rome", 16)
+    (12, 0)
+    """
+    digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % buckets
+
+
+Column = NumericColumn | CategoryColumn | PublicColumn
+
+
+@dataclass(frozen=True)
 class TableEncoder:
     """From rows of a table to input vectors, in the same way at training and at prediction."""
 
-    columns: tuple[NumericColumn | CategoryColumn, ...]
+    columns: tuple[Column, ...]
     client: str
     label: str
     class_names: tuple[str, ...]
+    inferred: bool = False  # whether a CSV's columns have types, which all of their cells decide
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -103,7 +185,7 @@ class TableEncoder:
         if frame.height * len(self.features) > MAX_NUMBERS:
             raise UserError(
                 f"{frame.height:,} rows of {len(self.features):,} inputs each are too many for "
-                "memory; leave out columns with many categories, or take fewer rows."
+                "memory; declare ranges and categories, set fewer buckets, or take fewer rows."
             )
         parts = [column.encode(frame[column.name]) for column in self.columns]
         return torch.from_numpy(np.concatenate(parts, axis=1))
@@ -119,7 +201,8 @@ class TableEncoder:
             fields = json.loads(_read(text))
             columns = tuple(_column_from(entry) for entry in fields["columns"])
             names = tuple(fields["class_names"])
-            return cls(columns, fields["client"], fields["label"], names)
+            inferred = bool(fields.get("inferred", True))  # as before there was a choice
+            return cls(columns, fields["client"], fields["label"], names, inferred)
         except UserError:
             raise
         except (ValueError, KeyError, TypeError) as error:
@@ -157,71 +240,181 @@ def _numbers_of(column: pl.Series) -> np.ndarray:
     return np.asarray(values.to_numpy(), dtype=np.float64)
 
 
+def _cell_numbers(column: pl.Series) -> np.ndarray:
+    """As float64, cell by cell: text may be a number, true or false; NaN where it is neither."""
+    import polars as pl
+
+    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        return _numbers_of(column)
+    words = words_of(column)
+    truth = words.str.to_lowercase().replace_strict(
+        {"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64
+    )
+    numbers = words.cast(pl.Float64, strict=False)
+    return _numbers_of(truth.zip_with(truth.is_not_null(), numbers))
+
+
 def check_column(frame: pl.DataFrame, name: str, what: str) -> None:
     """Refuse a name that the table does not have."""
     if name not in frame.columns:
         raise unknown(what, name, frame.columns)
 
 
+@dataclass(frozen=True)
+class Declared:
+    """What is said of a table and is public: its columns, and what they can hold."""
+
+    client: str
+    label: str
+    class_names: tuple[str, ...]
+    ranges: Ranges
+    categories: Categories
+    buckets: int = BUCKETS
+
+    def inputs(self, frame: pl.DataFrame) -> list[str]:
+        """The columns that are neither the client's nor the label's."""
+        return [name for name in frame.columns if name not in (self.client, self.label)]
+
+    def column(self, name: str) -> Column | None:
+        """Of a column with a range or categories."""
+        if name in self.categories:
+            values = tuple(value.strip() for value in self.categories[name])
+            return CategoryColumn(name, values, missing=True)
+        if name in self.ranges:
+            knots = np.linspace(*self.ranges[name], RANGE_KNOTS)
+            return PublicColumn(name, tuple(knots.tolist()), 0)
+        return None
+
+    def check(self, frame: pl.DataFrame) -> None:
+        """Refuse declarations that do not fit the table's header."""
+        for name in (*self.ranges, *self.categories):
+            what = "a range" if name in self.ranges else "categories"
+            check_column(frame, name, f"column for {what}")
+            if name in (self.client, self.label):
+                raise UserError(f"'{name}' is the client or the label column, not an input.")
+            if name in self.ranges and name in self.categories:
+                raise UserError(f"'{name}' has both a range and categories; declare one of them.")
+        for name, (low, high) in self.ranges.items():
+            if not -LARGEST < low < high < LARGEST:
+                raise UserError(f"The range of '{name}' is {low} to {high}; it must go upwards.")
+        for name, values in self.categories.items():
+            if not values or len(set(values)) < len(values):
+                raise UserError(
+                    f"The categories of '{name}' are none or not distinct; list each once."
+                )
+        if not 1 <= self.buckets <= MAX_BUCKETS:
+            raise UserError(f"buckets is {self.buckets}; give 1 to {MAX_BUCKETS:,}.")
+
+    def encoder(self, columns: list[Column], inferred: bool) -> TableEncoder:
+        """Of these columns."""
+        if not columns:
+            raise UserError(
+                f"No column besides '{self.client}' and '{self.label}' can be an input; add some."
+            )
+        names = (self.client, self.label, self.class_names)
+        return TableEncoder(tuple(columns), *names, inferred)
+
+
+def public(frame: pl.DataFrame, declared: Declared, schema: bool) -> tuple[TableEncoder, list[str]]:
+    """The encoder of public declarations, and notes on it.
+
+    With a schema, as a Parquet file has it, a column's type says whether it holds numbers or text;
+    without one, as in a CSV, each cell may be either.
+    """
+    declared.check(frame)
+    columns: list[Column] = []
+    ignored: list[str] = []
+    for name in declared.inputs(frame):
+        column = declared.column(name) or _undeclared(frame[name], declared.buckets, schema)
+        columns.append(column) if column else ignored.append(name)
+    notes = _ignored(ignored)
+    open_ = [column.name for column in columns if declared.column(column.name) is None]
+    if open_:
+        notes.append(
+            f"Encoded by fixed public bins: {listed(open_)}. Declare public ranges or categories "
+            f"for a finer encoding: --data ranges='{{{_key(open_[0])}=[0,100]}}' or --data "
+            f'categories=\'{{{_key(open_[0])}=["a","b"]}}\', or [data.ranges] in TOML.'
+        )
+    for name in declared.ranges:
+        if np.isnan(_cell_numbers(frame[name])).all():
+            notes.append(f"No cell of '{name}' is a number, although a range is declared for it.")
+    return declared.encoder(columns, inferred=False), notes
+
+
+def _undeclared(column: pl.Series, buckets: int, schema: bool) -> PublicColumn | None:
+    import polars as pl
+
+    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
+        return PublicColumn(column.name, KNOTS, 0)
+    if column.dtype in (pl.String, pl.Categorical, pl.Enum):
+        return PublicColumn(column.name, () if schema else KNOTS, buckets)
+    return None
+
+
+def _ignored(names: list[str]) -> list[str]:
+    if not names:
+        return []
+    return [f"Ignored, for they hold dates or nested or no values: {', '.join(names)}."]
+
+
 def fitted(
-    frame: pl.DataFrame,
-    training: np.ndarray,
-    client: str,
-    label: str,
-    class_names: tuple[str, ...],
-    ranges: Ranges,
+    frame: pl.DataFrame, training: np.ndarray, declared: Declared
 ) -> tuple[TableEncoder, list[str]]:
-    """The encoder of the training rows, and notes on what it ignored or took from them."""
-    for name, (low, high) in ranges.items():
-        _check_range(frame, name, low, high)
+    """The encoder of the training rows, and notes on what it ignored; `taken` says what it took."""
+    declared.check(frame)
     rows = frame.filter(training)
-    fitted: list[NumericColumn | CategoryColumn] = []
+    columns: list[Column] = []
     ignored: list[str] = []
     notes: list[str] = []
-    for name in (n for n in rows.columns if n not in (client, label)):
-        column = _fit_column(rows[name], ranges.get(name), notes)
-        fitted.append(column) if column else ignored.append(name)
-    if not fitted:
-        raise UserError(f"No column besides '{client}' and '{label}' can be an input; add some.")
-    if ignored:
-        notes.append(f"Ignored, for they hold dates or nested or no values: {', '.join(ignored)}.")
-    notes += _leaks(fitted)
-    return TableEncoder(tuple(fitted), client, label, class_names), notes
+    for name in declared.inputs(rows):
+        column = declared.column(name) or _fit_column(rows[name], notes)
+        columns.append(column) if column else ignored.append(name)
+    return declared.encoder(columns, inferred=True), notes + _ignored(ignored)
 
 
-def _check_range(frame: pl.DataFrame, name: str, low: float, high: float) -> None:
-    check_column(frame, name, "column for a range")
-    if not frame[name].dtype.is_numeric():
-        raise UserError(
-            f"A range was given for '{name}', which does not hold numbers; leave it out."
-        )
-    if not -np.inf < low < high < np.inf:
-        raise UserError(f"The range of '{name}' is {low} to {high}; it must go upwards.")
+def taken(encoder: TableEncoder, declared: Declared) -> tuple[str, ...]:
+    """What a fitted encoder took from the data, as noun phrases."""
+    open_ = [column for column in encoder.columns if declared.column(column.name) is None]
+    numeric = [c.name for c in open_ if isinstance(c, NumericColumn) and c.standardized]
+    category = [c.name for c in open_ if isinstance(c, CategoryColumn)]
+    phrases = ["the column types"]
+    if numeric:
+        phrases.append(f"the means and deviations of {listed(numeric)}")
+    if category:
+        phrases.append(f"the categories of {listed(category)}")
+    return tuple(phrases)
 
 
-def _fit_column(
-    column: pl.Series, bounds: tuple[float, float] | None, notes: list[str]
-) -> NumericColumn | CategoryColumn | None:
+def listed(names: list[str]) -> str:
+    """Some names as one phrase.
+
+    >>> listed(["age", "bmi"]), listed(list("abcdefg"))
+    ('age and bmi', 'a, b, c, d, e and 2 more')
+    """
+    if len(names) > NAMED + 1:
+        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED:,} more"
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _fit_column(column: pl.Series, notes: list[str]) -> NumericColumn | CategoryColumn | None:
     import polars as pl
 
     if column.null_count() == len(column):
         return None
     if column.dtype.is_numeric() or column.dtype == pl.Boolean:
-        return _fit_numeric(column, bounds)
+        return _fit_numeric(column)
     if column.dtype in (pl.String, pl.Categorical, pl.Enum):
         return _fit_category(column, notes)
     return None
 
 
-def _fit_numeric(column: pl.Series, bounds: tuple[float, float] | None) -> NumericColumn | None:
+def _fit_numeric(column: pl.Series) -> NumericColumn | None:
     import polars as pl
 
     values = _numbers_of(column)
     known = values[np.abs(values) <= LARGEST]
     missing = len(known) < len(values)
-    if bounds:  # always with the indicator: even whether one is needed would come from the data
-        low, high = bounds
-        return NumericColumn(column.name, low, high - low, (low + high) / 2, True, clip=True)
     if column.dtype == pl.Boolean:
         return NumericColumn(column.name, 0.0, 1.0, 0.5, missing, clip=False)
     if len(known) == 0:
@@ -244,26 +437,12 @@ def _fit_category(column: pl.Series, notes: list[str]) -> CategoryColumn:
     return CategoryColumn(column.name, values, words.null_count() > 0)
 
 
-def _leaks(columns: list[NumericColumn | CategoryColumn]) -> list[str]:
-    """What the encoder took from the data, which no noise covers."""
-    numeric = [c.name for c in columns if isinstance(c, NumericColumn) and c.standardized]
-    category = [c.name for c in columns if isinstance(c, CategoryColumn)]
-    notes = []
-    if numeric:
-        notes.append(
-            f"Means and deviations of {', '.join(numeric)} come from the data and are not covered "
-            "by the privacy guarantee; to avoid that give public ranges: "
-            f"--data ranges='{{{_key(numeric[0])}=[0,100]}}', or [data.ranges] in TOML."
-        )
-    if category:
-        notes.append(
-            f"The category lists of {', '.join(category)} come from the data and are not covered "
-            "by the privacy guarantee; make sure that they are public."
-        )
-    return notes
-
-
-def _column_from(entry: dict[str, Any]) -> NumericColumn | CategoryColumn:
+def _column_from(entry: dict[str, Any]) -> Column:
+    if "knots" in entry:
+        knots = tuple(map(float, entry["knots"]))
+        if len(knots) == 1 or any(not a < b for a, b in pairwise(knots)):
+            raise ValueError("knots must go upwards")
+        return PublicColumn(entry["name"], knots, int(entry["buckets"]))
     if "values" in entry:
         return CategoryColumn(entry["name"], tuple(entry["values"]), entry["missing"])
     return NumericColumn(**entry)

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedveil.data.columns import Column, digest, span
 from fedveil.data.origin import REAL, Origin
 from fedveil.data.partition import ByKey
+from fedveil.data.sketch import sketched
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # what the user should know, a line each
     encoder: str | None = None  # how a table's rows became inputs, as JSON
     origin: Origin = REAL
+    sketch: tuple[str, ...] = ()  # of a table's rows as they are in its file
 
     def __post_init__(self) -> None:
         for part in (self.train, self.test):
@@ -82,6 +84,25 @@ class Dataset:
             class_names=self.class_names,
             tested_on_clients=isinstance(partitioner, ByKey) and len(self.test) > 0,
             origin=self.origin if isinstance(partitioner, ByKey) else self.origin.split(),
+            sketch=self.sketch,
+        )
+
+    def by_example(self) -> Federated:
+        """Every example a population member of its own, where nobody knows whose it is."""
+        return Federated(
+            name=self.name,
+            inputs=self.train.inputs,
+            labels=self.train.labels,
+            offsets=torch.arange(len(self.train) + 1),
+            test=self.test,
+            classes=self.classes,
+            loss=self.loss,
+            unit="example",
+            notes=self.notes,
+            encoder=self.encoder,
+            class_names=self.class_names,
+            origin=self.origin,
+            sketch=self.sketch,
         )
 
 
@@ -114,6 +135,7 @@ class Federated:
     class_names: tuple[str, ...] = ()
     tested_on_clients: bool = False  # whether test examples were held out of the clients' own
     origin: Origin = REAL
+    sketch: tuple[str, ...] = ()  # of a table's rows as they are in its file
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -140,6 +162,15 @@ class Federated:
         """Examples of each client, [clients]."""
         return self.offsets[1:] - self.offsets[:-1]
 
+    def refuse_by_example(self, recipe: str) -> None:
+        """Data whose clients nobody knows cannot be used to protect clients."""
+        if self.unit == "example":
+            raise UserError(
+                f"{recipe} protects clients, but '{self.name}' is by example: nobody says whose an "
+                "example is. Use an example-level recipe such as dp_sgd or dp_lsgd, or, for a "
+                "simulation, --simulate-clients N."
+            )
+
     def client(self, index: int) -> Examples:
         """The examples of one client."""
         start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
@@ -164,12 +195,23 @@ class Federated:
         if self.inputs.shape.numel() > SMALL:
             whole = "".join(map(digest, (self.inputs, self.labels)))
             return hashlib.sha256(whole.encode()).hexdigest()
-        total, step = 0, max(1, BLOCK * len(self.inputs) // max(self.inputs.shape.numel(), 1))
+        total = sum(int.from_bytes(each, "big") for each in self._digests())
+        return f"{total % 2**256:064x}"
+
+    def resemblance(self) -> tuple[str, ...]:
+        """The sketch of a table's rows, else of the examples; none of columns above `SMALL`."""
+        if self.sketch or self.inputs.shape.numel() > SMALL:
+            return self.sketch
+        first = b"".join(each[:8] for each in self._digests())
+        return sketched(np.frombuffer(first, dtype=">u8").astype(np.uint64))
+
+    def _digests(self) -> Iterator[bytes]:
+        """SHA-256 of each example, read block by block."""
+        step = max(1, BLOCK * len(self.inputs) // max(self.inputs.shape.numel(), 1))
         for start in range(0, len(self.labels), step):
             some = slice(start, start + step)
             for x, y in zip(_plain(self.inputs[some]), _plain(self.labels[some]), strict=True):
-                total += int.from_bytes(hashlib.sha256(x.tobytes() + y.tobytes()).digest(), "big")
-        return f"{total % 2**256:064x}"
+                yield hashlib.sha256(x.tobytes() + y.tobytes()).digest()
 
     def by_example(self) -> Federated:
         """The same data with every example a population member of its own (unit: example)."""

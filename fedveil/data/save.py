@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from fedveil.data.columns import Column
 from fedveil.data.federated import Examples, Federated, blocks
-from fedveil.data.saved import ABOUT, CHUNK, HEADER, Facts, Header, open_federated
+from fedveil.data.origin import REAL, Origin
+from fedveil.data.saved import ABOUT, CHUNK, HEADER, Facts, Header, open_federated, seal
 from fedveil.errors import UserError
 
 KINDS = get_args(Facts.model_fields["kind"].annotation)
@@ -30,7 +32,7 @@ def save_federated(data: Federated, path: Path | str) -> None:
     The directory appears when it is complete. What is opened has the fingerprint of the same data
     in memory.
     """
-    about = {name: getattr(data, name) for name in ABOUT}
+    about = {name: getattr(data, name) for name in ABOUT} | {"origin": asdict(data.origin)}
     _save(Path(path), _pieces(data), data.test, about)
 
 
@@ -41,11 +43,29 @@ def save_clients(
     name: str,
     classes: int,
     loss: str = "cross_entropy",
+    class_names: tuple[str, ...] = (),
+    tested_on_clients: bool = True,
+    origin: Origin = REAL,
 ) -> None:
-    """Write clients as they come, one after the other; no two need be in memory at once."""
+    """Write clients as they come, one after the other; no two need be in memory at once.
+
+    `tested_on_clients` is false only where no test example is one of a client's own: with such
+    data, and no others, runs can be selected privately.
+    """
     pieces = ((client, np.array([len(client)])) for client in clients)
-    about = {"name": name, "classes": classes, "loss": loss, "unit": "client"}
-    _save(Path(path), pieces, test, {**about, "notes": (), "encoder": None})
+    about = {
+        "name": name,
+        "classes": classes,
+        "loss": loss,
+        "unit": "client",
+        "notes": (),
+        "encoder": None,
+        "class_names": class_names,
+        "tested_on_clients": tested_on_clients,
+        "sketch": (),
+        "origin": asdict(origin),
+    }
+    _save(Path(path), pieces, test, about)
 
 
 def _save(
@@ -67,7 +87,8 @@ def _save(
             test_inputs=_save_column(folder / "test_inputs.npy", test.inputs),
             test_labels=_save_column(folder / "test_labels.npy", test.labels),
         )
-        plain = {**header.model_dump(mode="json"), "sha256": header.seal()}
+        plain = header.model_dump(mode="json")
+        plain["sha256"] = seal(plain)
         (folder / HEADER).write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         open_federated(folder)  # refuses what could not be trained on, such as an unknown class
 

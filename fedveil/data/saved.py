@@ -17,22 +17,26 @@ import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor
 
 from fedveil.data.columns import Index, digest, positions
 from fedveil.data.federated import Examples, Federated
+from fedveil.data.origin import Origin
 from fedveil.errors import UserError
 
 HEADER = "federated.json"
 MAX_HEADER = 2**26  # bytes
 CHUNK = 2**24  # numbers that are written at once: 64 MB
 COLUMNS = ("inputs", "labels", "offsets", "test_inputs", "test_labels")
-ABOUT = ("name", "classes", "loss", "unit", "notes", "encoder")
+ABOUT = (
+    "name", "classes", "loss", "unit", "notes", "encoder", "class_names", "tested_on_clients",
+    "sketch",
+)  # fmt: skip
 
 
 class Facts(BaseModel):
@@ -46,12 +50,21 @@ class Facts(BaseModel):
     span: tuple[int, int] | None = None  # the least and the greatest, of whole numbers
 
 
+class Provenance(BaseModel):
+    """An `Origin` as it is written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    simulated: bool
+    exclusions: tuple[str, ...]
+
+
 class Header(BaseModel):
     """`federated.json`, but for the SHA-256 of itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal["fedveil data 1"] = "fedveil data 1"
+    format: Literal["fedveil data 1", "fedveil data 2"] = "fedveil data 2"
     name: str
     classes: int
     loss: str
@@ -63,11 +76,24 @@ class Header(BaseModel):
     offsets: Facts
     test_inputs: Facts
     test_labels: Facts
+    # Format 1 does not say the following: then test examples may be the clients' own, and an
+    # encoder may have been fitted.
+    class_names: tuple[str, ...] = ()
+    tested_on_clients: bool = True
+    sketch: tuple[str, ...] = ()
+    origin: Provenance | None = None
 
-    def seal(self) -> str:
-        """SHA-256 of all of it."""
-        plain = json.dumps(self.model_dump(mode="json"), sort_keys=True)
-        return hashlib.sha256(plain.encode()).hexdigest()
+    @model_validator(mode="after")
+    def _complete(self) -> Header:
+        """A header of format 2 that lost its origin is not taken for one of format 1."""
+        if (self.format == "fedveil data 2") != (self.origin is not None):
+            raise ValueError("its origin is missing")
+        return self
+
+
+def seal(plain: dict[str, Any]) -> str:
+    """SHA-256 of a header's plain values."""
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +144,7 @@ def open_federated(path: Path | str) -> Federated:
         labels=columns["labels"],
         offsets=_offsets(columns["offsets"], len(columns["labels"]), path),
         test=Examples(columns["test_inputs"], columns["test_labels"]),
+        origin=Origin.from_plain(None if header.origin is None else header.origin.model_dump()),
         **{name: getattr(header, name) for name in ABOUT},
     )
 
@@ -150,11 +177,11 @@ def read_header(path: Path) -> Header:
         if file.stat().st_size > MAX_HEADER:
             raise ValueError("it is too large")
         plain = json.loads(file.read_text(encoding="utf-8"))
-        seal = plain.pop("sha256")
+        sealed = plain.pop("sha256")
         header = Header.model_validate(plain)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _altered(file, f"it is not the {HEADER} of saved data") from None
-    if header.seal() != seal:
+    if seal(plain) != sealed:
         raise _altered(file, "it was changed after it was written")
     return header
 

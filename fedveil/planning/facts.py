@@ -83,6 +83,8 @@ def _of_data(settings: Settings, asked: Asked, unit: str) -> Facts:
         if getattr(asked, name) is not None:
             raise UserError(f"The data are named, so they say --{name} themselves; leave it out.")
     data = loaded(settings.data)
+    if unit == "client":
+        data.refuse_by_example(settings.algorithm)
     known = Facts(data.clients, len(data.labels) / data.clients, unit, 1, data=data)
     return _with_model(settings, _few(data), known)
 

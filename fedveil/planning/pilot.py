@@ -80,6 +80,8 @@ def _seen(
     """Some units of real data; those to be trained on are private, whatever they are called."""
     from fedveil.charging import refuse_on_budget
 
+    if known.unit == "client":
+        data.refuse_by_example("This pilot")
     refuse_on_budget(data, "a pilot's look at their norms")
     return Material(_fitting(known, data, clients, rng), source, _same(known.data, data))
 
@@ -93,9 +95,9 @@ def _same(own: Federated | None, data: Federated) -> bool:
 
 def _public(name: str, like: DataSettings) -> DataSettings:
     """A public data set, split over clients as the planned data are."""
-    own = dict.fromkeys(("path", "client", "label", "features", "classes"))
-    clients = like.clients if like.partition else None
-    return like.model_copy(update={**own, "dataset": name, "clients": clients})
+    split = like.model_dump(include={"partition", "per_client", "alpha", "examples", "seed"})
+    clients = like.simulate_clients or like.clients if like.partition else None
+    return type(like)(dataset=name, clients=clients, **split)
 
 
 def play(

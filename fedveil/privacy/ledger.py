@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,7 @@ class Granted:
     budget: Budget
     data: str
     contents: str  # of the examples, however they are split
+    sketch: tuple[str, ...] = ()  # by which changed versions of the data are recognised
 
 
 class Books:
@@ -165,7 +166,8 @@ class Books:
         standing.pop(body["view"], None)
         if body["budget"] is not None:
             budget = Budget(*body["budget"])
-            standing[body["view"]] = Granted(budget, body["data"], body["contents"])
+            sketch = tuple(body.get("sketch", ()))
+            standing[body["view"]] = Granted(budget, body["data"], body["contents"], sketch)
 
 
 class Ledger(Books):
@@ -187,7 +189,13 @@ class Ledger(Books):
         return self.chain.head
 
     def grant(
-        self, account: Account, view: View, budget: Budget | None, data: str, contents: str
+        self,
+        account: Account,
+        view: View,
+        budget: Budget | None,
+        data: str,
+        contents: str,
+        sketch: Sequence[str] = (),
     ) -> None:
         """Set a budget for all runs on these data from now on, or lift it."""
         body = {
@@ -195,6 +203,7 @@ class Ledger(Books):
             "unit": account.unit,
             "data": data,
             "contents": contents,
+            "sketch": list(sketch),
             "view": view,
             "budget": None if budget is None else [budget.epsilon, budget.delta],
             "at": now(),

@@ -126,7 +126,7 @@ class OpenedRun:
                 "was not passed on; give a tensor of inputs "
                 f"[rows, {', '.join(map(str, self.interface.inputs))}]."
             )
-        frame = _frame(rows)
+        frame = _frame(rows, self.encoder.inferred)
         missing = [c.name for c in self.encoder.columns if c.name not in frame.columns]
         if missing:
             raise UserError(
@@ -228,13 +228,13 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-def _frame(rows: pl.DataFrame | Mapping[str, Any] | str | Path) -> pl.DataFrame:
+def _frame(rows: pl.DataFrame | Mapping[str, Any] | str | Path, inferred: bool) -> pl.DataFrame:
     import polars as pl
 
     from fedveil.data.table import read_frame
 
     if isinstance(rows, str | Path):
-        return read_frame(rows)
+        return read_frame(rows, inferred)
     if isinstance(rows, pl.DataFrame):
         return rows
     if not isinstance(rows, Mapping):

@@ -15,8 +15,9 @@ import torch
 from fedveil.data import save as saving
 from fedveil.data.describe import describe
 from fedveil.data.federated import Examples, Federated
+from fedveil.data.origin import UNKNOWN, Origin
 from fedveil.data.save import save_clients, save_federated
-from fedveil.data.saved import HEADER, is_saved, open_federated, verify_federated
+from fedveil.data.saved import ABOUT, HEADER, is_saved, open_federated, seal, verify_federated
 from fedveil.data.synthetic import synthetic
 from fedveil.errors import UserError
 from fedveil.recipe import Recipe
@@ -39,7 +40,7 @@ def assert_equal(opened: Federated, data: Federated) -> None:
         assert mine.dtype == other.dtype
         assert torch.equal(mine, other)
     assert opened.fingerprint() == data.fingerprint()
-    for name in ("name", "classes", "loss", "unit", "notes", "encoder"):
+    for name in (*ABOUT, "origin"):
         assert getattr(opened, name) == getattr(data, name)
 
 
@@ -60,8 +61,14 @@ def test_saved_data_are_the_data(blobs: Federated, place: Path) -> None:
         {"notes": ("one", "zwei"), "encoder": '{"columns": []}'},
         {"test": Examples(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64))},
         {"loss": "half_squared", "labels": torch.linspace(0, 1, 66), "classes": 1},
+        {
+            "tested_on_clients": True,
+            "class_names": ("a", "b", "c"),
+            "origin": Origin(True, ("the classes of 'y'", "the means of x")),
+            "sketch": ("00ff", "0100"),
+        },
     ],
-    ids=["notes and encoder", "no test examples", "numbers as targets"],
+    ids=["notes and encoder", "no test examples", "numbers as targets", "guards"],
 )
 def test_whatever_they_hold(blobs: Federated, tmp_path: Path, change: dict[str, object]) -> None:
     data = replace(blobs, **change)
@@ -120,6 +127,38 @@ def test_they_are_described_and_split_by_example(blobs: Federated, place: Path) 
     assert open_federated(place).by_example().fingerprint() == blobs.by_example().fingerprint()
 
 
+def as_format_1(place: Path) -> None:
+    """The header as earlier versions wrote it."""
+    plain = json.loads((place / HEADER).read_text())
+    for name in ("sha256", "class_names", "tested_on_clients", "origin", "sketch"):
+        del plain[name]
+    plain["format"] = "fedveil data 1"
+    plain["sha256"] = seal(plain)
+    (place / HEADER).write_text(json.dumps(plain))
+
+
+def test_data_of_earlier_versions_are_opened_with_the_safe_answers(place: Path) -> None:
+    """They do not say whether test examples are the clients' own, or what was fitted."""
+    as_format_1(place)
+    opened = open_federated(place)
+    assert opened.tested_on_clients
+    assert opened.origin == UNKNOWN
+    assert opened.class_names == ()
+    verify_federated(place)
+
+
+@pytest.mark.parametrize("lost", ["origin", "tested_on_clients"])
+def test_a_header_that_lost_a_guard_is_no_old_header(place: Path, lost: str) -> None:
+    plain = json.loads((place / HEADER).read_text())
+    del plain["sha256"], plain[lost]
+    (place / HEADER).write_text(json.dumps(plain | {"sha256": seal(plain)}))
+    if lost == "origin":
+        with pytest.raises(UserError, match="is not as it was saved"):
+            open_federated(place)
+    else:
+        assert open_federated(place).tested_on_clients
+
+
 # Written piece by piece
 
 
@@ -151,7 +190,7 @@ def test_clients_are_written_as_they_come(blobs: Federated, place: Path) -> None
             grown.append(unfinished.stat().st_size)
             yield blobs.client(client)
 
-    save_clients(place.parent / "again", clients(), blobs.test, "blobs", 3)
+    save_clients(place.parent / "again", clients(), blobs.test, "blobs", 3, tested_on_clients=False)
     assert_equal(open_federated(place.parent / "again"), blobs)
     assert grown == sorted(grown)
 
@@ -276,7 +315,7 @@ HARMED: dict[str, tuple[str, Callable[[Path], None]]] = {
     "a header of something else": (HEADER, replaced(HEADER, lambda data: b"[1, 2]")),
     "a header in no text": (HEADER, replaced(HEADER, lambda data: b"\xff\x00" * 50)),
     "a deep header": (HEADER, replaced(HEADER, lambda data: b"[" * 100_000)),
-    "a header of another format": (HEADER, edited(format="fedveil data 2")),
+    "a header of another format": (HEADER, edited(format="fedveil data 3")),
     "more classes in the header": (HEADER, edited(classes=5)),
     "another field in the header": (HEADER, edited(colour="red")),
     "inputs missing": ("inputs.npy", lambda place: (place / "inputs.npy").unlink()),

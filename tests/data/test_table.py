@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import datetime
-import math
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fedveil.data.encoding import CategoryColumn, NumericColumn, TableEncoder
+from fedveil.data.encoding import (
+    BUCKETS,
+    KNOTS,
+    CategoryColumn,
+    PublicColumn,
+    TableEncoder,
+    bucket_of,
+)
 from fedveil.data.partition import ByKey
 from fedveil.data.table import load_table, read_frame, read_table
 from fedveil.errors import UserError
@@ -45,10 +51,11 @@ def rows_of(table: str) -> str:
 
 
 def test_a_csv_becomes_a_data_set(tmp_path: Path) -> None:
-    table = read_table(csv(tmp_path, people()), "person", "outcome")
+    table = read_table(csv(tmp_path, people()), "person", "outcome", standardize=True)
     dataset = table.dataset
     assert dataset.name == "people"
-    assert (len(dataset.train), len(dataset.test)) == (48, 12)
+    assert len(dataset.train) + len(dataset.test) == 60
+    assert 4 <= len(dataset.test) <= 20
     assert dataset.class_names == ("no", "yes")
     assert table.encoder.features == (
         "age",
@@ -62,15 +69,19 @@ def test_a_csv_becomes_a_data_set(tmp_path: Path) -> None:
     age = dataset.train.inputs[:, 0]
     assert float(age.mean()) == pytest.approx(0, abs=1e-5)
     assert float(age.std(correction=0)) == pytest.approx(1, abs=1e-5)
-    assert dataset.train.inputs[:, 1:5].sum(dim=1).tolist() == [1.0] * 48
+    assert dataset.train.inputs[:, 1:5].sum(dim=1).tolist() == [1.0] * len(dataset.train)
     assert set(dataset.train.inputs[:, 5].tolist()) == {0.0, 1.0}
     assert dataset.split(ByKey()).clients == 6
 
 
 def test_parquet_and_csv_agree(tmp_path: Path) -> None:
     people().write_parquet(tmp_path / "people.parquet")
-    one = load_table(tmp_path / "people.parquet", "person", "outcome")
-    two = load_table(csv(tmp_path, people()), "person", "outcome")
+    declared: dict[str, Any] = {
+        "ranges": {"age": (0, 100)},
+        "categories": {"city": ("Bern", "Oslo"), "member": ("true", "false"), "joined": ("x",)},
+    }
+    one = load_table(tmp_path / "people.parquet", "person", "outcome", **declared)
+    two = load_table(csv(tmp_path, people()), "person", "outcome", **declared)
     assert torch.equal(one.train.inputs, two.train.inputs)
     assert torch.equal(one.test.labels, two.test.labels)
     assert one.keys is not None
@@ -80,9 +91,9 @@ def test_parquet_and_csv_agree(tmp_path: Path) -> None:
 def test_keys_and_labels_stay_with_their_rows(tmp_path: Path) -> None:
     frame = pl.DataFrame({"who": np.arange(40) % 5, "x": np.arange(40.0), "y": np.arange(40) % 2})
     table = read_table(csv(tmp_path, frame), "who", "y", ranges={"x": (0, 39)})
-    rows = (table.dataset.train.inputs[:, 0] * 39).round().long()
+    rows = (table.dataset.train.inputs[:, :9] @ torch.linspace(0, 39, 9)).round().long()
     assert table.dataset.keys is not None
-    assert table.dataset.keys.tolist() == (rows % 5).tolist()
+    assert table.dataset.keys.tolist() == [str(int(row) % 5) for row in rows]
     assert table.dataset.train.labels.tolist() == (rows % 2).tolist()
 
 
@@ -93,60 +104,130 @@ def test_the_seed_decides_the_held_out_rows(tmp_path: Path) -> None:
     assert not torch.equal(first.test.inputs, other.test.inputs)
 
 
-@given(fraction=st.floats(0, 0.99), seed=st.integers(0, 50))
-def test_every_client_keeps_a_training_row(
-    tmp_path_factory: pytest.TempPathFactory, fraction: float, seed: int
-) -> None:
-    frame = pl.DataFrame({"who": [0, 1, 1, 2, 2, 2, 2], "x": range(7), "y": [0, 1, 0, 1, 0, 1, 0]})
-    path = csv(tmp_path_factory.mktemp("t"), frame)
-    dataset = load_table(path, "who", "y", test_fraction=fraction, seed=seed)
-    assert dataset.keys is not None
-    assert set(dataset.keys.tolist()) == {0, 1, 2}
-    assert len(dataset.train) + len(dataset.test) == 7
-    assert math.floor(2 * fraction) + math.floor(4 * fraction) <= len(dataset.test) <= 4
+def test_about_the_asked_fraction_is_held_out(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"who": np.arange(4000) % 50, "x": range(4000), "y": [0, 1] * 2000})
+    path = csv(tmp_path, frame)
+    for fraction in (0.0, 0.1, 0.5, 0.9):
+        dataset = load_table(path, "who", "y", test_fraction=fraction)
+        assert len(dataset.train) + len(dataset.test) == 4000
+        assert len(dataset.test) == pytest.approx(4000 * fraction, abs=4 * 32)
+
+
+def test_a_client_with_test_rows_only_is_told(tmp_path: Path) -> None:
+    frame = pl.DataFrame({"who": range(300), "x": range(300), "y": [0, 1] * 150})
+    dataset = load_table(csv(tmp_path, frame), "who", "y")
+    gone = 300 - dataset.split(ByKey()).clients
+    assert gone == len(dataset.test) > 0
+    told = f"{gone} clients have test rows only and take no part in training."
+    assert told in dataset.notes
 
 
 def test_notes_tell_imbalance_dates_and_leaks(tmp_path: Path) -> None:
-    notes = "\n".join(load_table(csv(tmp_path, people()), "person", "outcome").notes)
+    dataset = load_table(csv(tmp_path, people()), "person", "outcome", standardize=True)
+    notes = "\n".join(dataset.notes)
     assert "The largest class, 'no', has 75% of the rows." in notes
     assert "Ignored, for they hold dates or nested or no values: joined." in notes
-    assert "Means and deviations of age come from the data and are not covered" in notes
-    assert "The category lists of city come from the data" in notes
+    assert dataset.origin.exclusions == (
+        "the classes of 'outcome'",
+        "the column types",
+        "the means and deviations of age",
+        "the categories of city",
+    )
 
 
 def test_public_ranges_take_nothing_from_the_data(tmp_path: Path) -> None:
-    ranges = {"age": (0.0, 100.0)}
+    ranges = {"age": (0.0, 80.0)}
     table = read_table(csv(tmp_path, people()), "person", "outcome", ranges=ranges)
-    assert table.encoder.columns[0] == NumericColumn("age", 0, 100, 50, True, clip=True)
-    assert "Means and deviations" not in "\n".join(table.dataset.notes)
-    frame = pl.DataFrame({"age": [-50, 30, 500, None], "city": ["Rome"] * 4, "member": [True] * 4})
-    encoded = table.encoder.encode(frame)
-    assert encoded[:, 0].tolist() == pytest.approx([0, 0.3, 1, 0.5])
-    assert encoded[:, 1].tolist() == [0, 0, 0, 1]
+    column = table.encoder.columns[0]
+    assert column == PublicColumn("age", (0, 10, 20, 30, 40, 50, 60, 70, 80), 0)
+    encoded = column.encode(pl.Series("age", ["-50", "24", "500", None, "abc", "true"]))
+    assert encoded.sum(axis=1).tolist() == pytest.approx([1] * 6)
+    assert encoded[0, 0] == encoded[2, 8] == encoded[3, 9] == encoded[4, 9] == 1
+    assert encoded[1, 2:4].tolist() == pytest.approx([0.6, 0.4])
+    assert encoded[5, :2].tolist() == pytest.approx([0.9, 0.1])
+    standardized = read_table(
+        csv(tmp_path, people()), "person", "outcome", ranges=ranges, standardize=True
+    )
+    assert "age" not in standardized.dataset.origin.excluded
+
+
+def test_by_default_a_cell_is_a_number_text_or_missing(tmp_path: Path) -> None:
+    table = read_table(csv(tmp_path, people()), "person", "outcome", classes=("no", "yes"))
+    assert table.dataset.origin.exclusions == ()
+    age, city, member, joined = table.encoder.columns
+    assert {type(c) for c in table.encoder.columns} == {PublicColumn}
+    assert len(table.encoder.features) == 4 * (len(KNOTS) + BUCKETS + 1)
+    cells = pl.Series("age", ["12", "12.0", " 1.2e1", "abc", "", None, "?", "inf", "-1e9", "1e300"])
+    encoded = age.encode(cells)
+    assert encoded.sum(axis=1).tolist() == pytest.approx([1] * 10)
+    ten = KNOTS.index(10.0)
+    for row in range(3):
+        assert encoded[row, [ten, ten + 1]].tolist() == pytest.approx([0.6, 0.4])
+    assert encoded[3, len(KNOTS) + bucket_of("abc", BUCKETS)] == 1
+    assert encoded[4:7, -1].tolist() == [1, 1, 1]
+    last = len(KNOTS) - 1
+    assert encoded[[7, 8, 9], [last, 0, last]].tolist() == [1, 1, 1]
+    truth = member.encode(pl.Series("member", ["true", "False", "1", "0"]))
+    assert np.array_equal(truth[:2], truth[2:])
+    assert not np.array_equal(truth[0], truth[1])
+    assert joined.encode(pl.Series("joined", ["2020-01-01"]))[0, len(KNOTS) : -1].sum() == 1
+    assert city.encode(pl.Series("city", [])).shape == (0, len(KNOTS) + BUCKETS + 1)
+
+
+def test_a_parquet_file_s_schema_says_what_a_column_holds(tmp_path: Path) -> None:
+    people().write_parquet(tmp_path / "people.parquet")
+    table = read_table(tmp_path / "people.parquet", "person", "outcome", buckets=8)
+    assert table.encoder.columns == (
+        PublicColumn("age", KNOTS, 0),
+        PublicColumn("city", (), 8),
+        PublicColumn("member", KNOTS, 0),
+    )
+    assert any("Ignored" in note and "joined" in note for note in table.dataset.notes)
+    assert table.encoder.columns[1].encode(pl.Series("city", ["12", None]))[1].argmax() == 8
+
+
+def test_declared_categories_and_classes(tmp_path: Path) -> None:
+    text = rows_of("a,red,0\nb,,1.0\na,blue,0\nb, red ,1\nb,red,2\na,green,0\n")
+    table = read_table(
+        csv(tmp_path, text),
+        "who",
+        "y",
+        test_fraction=0,
+        categories={"x": ("red", "blue")},
+        classes=("1", "0"),
+    )
+    assert table.encoder.features == ("x = red", "x = blue", "x = other", "x is missing")
+    assert table.dataset.train.inputs.argmax(dim=1).tolist() == [0, 3, 1, 0, 2]
+    assert table.dataset.train.labels.tolist() == [1, 0, 1, 0, 1]
+    assert table.dataset.class_names == ("1", "0")
+    assert table.dataset.origin.exclusions == ()
+    assert "1 rows with another 'y' than the classes were left out." in table.dataset.notes
 
 
 def test_missing_numbers_get_the_mean_and_an_indicator(tmp_path: Path) -> None:
     text = rows_of("a,1,0\nb,3,1\na,NA,0\nb,?,1\na,inf,0\n")
-    table = read_table(csv(tmp_path, text), "who", "y", test_fraction=0)
+    table = read_table(csv(tmp_path, text), "who", "y", test_fraction=0, standardize=True)
     assert table.encoder.features == ("x", "x is missing")
     assert table.dataset.train.inputs.tolist() == [[-1, 0], [1, 0], [0, 1], [0, 1], [0, 1]]
 
 
 def test_missing_categories_are_a_category(tmp_path: Path) -> None:
     text = rows_of("a,red,0\nb,,1\na,blue,0\nb, red ,1\n")
-    table = read_table(csv(tmp_path, text), "who", "y", test_fraction=0)
+    table = read_table(csv(tmp_path, text), "who", "y", test_fraction=0, standardize=True)
     assert table.encoder.features == ("x = blue", "x = red", "x = other", "x is missing")
     assert table.dataset.train.inputs.argmax(dim=1).tolist() == [1, 3, 0, 1]
 
 
 def test_a_constant_column_is_no_division_by_zero(tmp_path: Path) -> None:
-    dataset = load_table(csv(tmp_path, rows_of("a,7,0\nb,7,1\n")), "who", "y", test_fraction=0)
+    dataset = load_table(
+        csv(tmp_path, rows_of("a,7,0\nb,7,1\n")), "who", "y", test_fraction=0, standardize=True
+    )
     assert dataset.train.inputs.tolist() == [[0], [0]]
     assert "No rows are held out for testing." in dataset.notes
 
 
 def test_unseen_categories_and_new_gaps_at_prediction(tmp_path: Path) -> None:
-    table = read_table(csv(tmp_path, people()), "person", "outcome")
+    table = read_table(csv(tmp_path, people()), "person", "outcome", standardize=True)
     mean = table.encoder.columns[0].center  # type: ignore[union-attr]
     frame = pl.DataFrame({"age": [mean, None], "city": ["Paris", None], "member": [None, True]})
     encoded = table.encoder.encode(frame)
@@ -157,7 +238,7 @@ def test_unseen_categories_and_new_gaps_at_prediction(tmp_path: Path) -> None:
 def test_rare_categories_become_other(tmp_path: Path) -> None:
     names = [f"v{i:03}" for i in range(150)] + [f"v{i:03}" for i in range(50, 150)]
     frame = pl.DataFrame({"who": np.arange(250) % 3, "x": names, "y": np.arange(250) % 2})
-    table = read_table(csv(tmp_path, frame), "who", "y", test_fraction=0)
+    table = read_table(csv(tmp_path, frame), "who", "y", test_fraction=0, standardize=True)
     (column,) = table.encoder.columns
     assert isinstance(column, CategoryColumn)
     assert column.values == tuple(f"v{i:03}" for i in range(50, 150))
@@ -165,8 +246,11 @@ def test_rare_categories_become_other(tmp_path: Path) -> None:
     assert "'x' has 150 categories; the 100 most frequent are kept" in table.dataset.notes[0]
 
 
-def test_the_encoder_survives_json(tmp_path: Path) -> None:
-    encoder = read_table(csv(tmp_path, people()), "person", "outcome").encoder
+@pytest.mark.parametrize("standardize", [False, True])
+def test_the_encoder_survives_json(tmp_path: Path, standardize: bool) -> None:
+    path = csv(tmp_path, people())
+    encoder = read_table(path, "person", "outcome", standardize=standardize).encoder
+    assert encoder.inferred == standardize
     again = TableEncoder.from_json(encoder.to_json())
     assert again == encoder
     assert torch.equal(again.encode(people()), encoder.encode(people()))
@@ -189,7 +273,8 @@ def test_a_missing_input_column_at_prediction_is_named(tmp_path: Path) -> None:
     [
         (["7", "3", "7", "3"], ("3", "7")),
         (["1.0", "0.0", "1.0", "0.0"], ("0", "1")),
-        (["true", "false", "true", "false"], ("False", "True")),
+        (["true", "false", "true", "false"], ("false", "true")),
+        (["10", "9", "10", "9"], ("9", "10")),
         (["b", "a", "b", "a"], ("a", "b")),
     ],
 )
@@ -210,8 +295,9 @@ def test_rows_without_client_or_label_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_other_separators_and_blanks(tmp_path: Path, separator: str) -> None:
     text = rows_of("a, 1,0\nb, 2.5,1\n").replace(",", separator)
-    frame = read_frame(csv(tmp_path, text))
+    frame = read_frame(csv(tmp_path, text), inferred=True)
     assert frame["x"].to_list() == [1.0, 2.5]
+    assert read_frame(tmp_path / "people.csv")["x"].to_list() == [" 1", " 2.5"]
 
 
 @pytest.mark.parametrize(
@@ -246,31 +332,51 @@ def test_unusable_arguments(tmp_path: Path) -> None:
         load_table(path, "person", "person")
     with pytest.raises(UserError, match="no column for a range 'agee'; did you mean 'age'"):
         load_table(path, "person", "outcome", ranges={"agee": (0, 1)})
-    with pytest.raises(UserError, match="does not hold numbers"):
-        load_table(path, "person", "outcome", ranges={"city": (0, 1)})
-    with pytest.raises(UserError, match="must go upwards"):
-        load_table(path, "person", "outcome", ranges={"age": (1, 1)})
+    wrong: dict[str, dict[str, Any]] = {
+        "must go upwards": {"ranges": {"age": (1, 1)}},
+        "no column for categories 'town'": {"categories": {"town": ("a",)}},
+        "are none or not distinct": {"categories": {"city": ("Bern", "Bern")}},
+        "both a range and categories": {
+            "ranges": {"age": (0, 1)},
+            "categories": {"age": ("1",)},
+        },
+        "is the client or the label column": {"ranges": {"outcome": (0, 1)}},
+        "two or more classes": {"classes": ("yes",)},
+        "No row's 'outcome' is one of the classes": {"classes": ("ja", "nein")},
+        "buckets is 0": {"buckets": 0},
+    }
+    for says, given in wrong.items():
+        with pytest.raises(UserError, match=says):
+            load_table(path, "person", "outcome", **given)
+    notes = load_table(path, "person", "outcome", ranges={"city": (0, 1)}).notes
+    assert any("No cell of 'city' is a number" in note for note in notes)
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(UserError, match="not a readable CSV or Parquet"):
         load_table(tmp_path / "bad.parquet", "who", "y")
 
 
-def test_no_client_changes_which_rows_of_another_are_held_out(tmp_path: Path) -> None:
-    """Were all rows shuffled together, one client less would change what the others train on."""
-    rng = np.random.default_rng(0)
-    rows = [f"c{i % 40},{rng.random():.6f},{i % 2}" for i in range(200)]
-    kept = [row for row in rows if not row.startswith("c7,")]
+OLD = """{"columns": [
+ {"name": "age", "center": 50.0, "scale": 10.0, "fill": 50.0, "missing": true, "clip": false},
+ {"name": "bmi", "center": 10.0, "scale": 50.0, "fill": 35.0, "missing": true, "clip": true},
+ {"name": "member", "center": 0.0, "scale": 1.0, "fill": 0.5, "missing": false, "clip": false},
+ {"name": "city", "values": ["Bern", "Rome"], "missing": false}],
+ "client": "who", "label": "y", "class_names": ["no", "yes"]}"""
 
-    def training(lines: list[str]) -> dict[object, set[float]]:
-        path = tmp_path / "t.csv"
-        path.write_text("\n".join(["who,x,y", *lines]) + "\n", encoding="utf-8")
-        data = load_table(path, "who", "y", ranges={"x": (0.0, 1.0)})
-        found: dict[object, set[float]] = {}
-        for key, value in zip(data.keys, data.train.inputs[:, 0].tolist(), strict=True):
-            found.setdefault(str(key), set()).add(value)
-        return found
 
-    whole, without = training(rows), training(kept)
-    assert {key: rows for key, rows in whole.items() if key != "c7"} == without
-    assert "c7" in whole
-    assert sum(len(v) for v in whole.values()) < 200  # some rows are held out
+def test_encoders_of_earlier_versions_encode_as_they_did(tmp_path: Path) -> None:
+    encoder = TableEncoder.from_json(OLD)
+    path = csv(tmp_path, "age,bmi,member,city\n60,35,true, Rome\n,99,false,Oslo\n")
+    encoded = encoder.encode(read_frame(path, encoder.inferred))
+    assert encoded.tolist() == [
+        [1, 0, 0.5, 0, 1, 0, 1, 0],
+        [0, 1, 1, 0, 0, 0, 0, 1],
+    ]
+    assert TableEncoder.from_json(encoder.to_json()) == encoder
+
+
+@pytest.mark.parametrize("knots", [[1.0], [2.0, 1.0], ["a", "b"]])
+def test_an_encoder_without_order_is_refused(knots: list[Any]) -> None:
+    column = {"name": "x", "knots": knots, "buckets": 0}
+    fields = {"columns": [column], "client": "c", "label": "y", "class_names": []}
+    with pytest.raises(UserError, match="not a table encoder's JSON"):
+        TableEncoder.from_json(json.dumps(fields))

@@ -115,7 +115,7 @@ def table(here: Path) -> pl.DataFrame:
     frame.write_csv("table.csv")
     (here / "s.toml").write_text(
         'algorithm = "fedavg"\nrounds = 3\n[parameters]\nlearning_rate = 0.5\nsteps = 20\n'
-        '[data]\npath = "table.csv"\nclient = "who"\nlabel = "y"\n'
+        '[data]\npath = "table.csv"\nclient = "who"\nlabel = "y"\nstandardize = true\n'
     )
     settings = read_settings(here / "s.toml", {})
     training = prepare(settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import zipfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,15 +13,19 @@ import numpy as np
 import torch
 
 from fedveil.data.federated import Dataset, Examples
+from fedveil.data.origin import Origin
 from fedveil.data.sources.archives import read_member
 from fedveil.data.sources.pixels import to_inputs, to_labels
 from fedveil.errors import UserError
+from fedveil.streams import stream
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 SPLITS = ("train", "test")
 MAX_FILE = 2**26  # bytes of one image file
 MAX_TOTAL = 2**31  # bytes of all image files, and of all decoded pixels
 MAX_PIXELS = 2**24  # of one image
+SIZE = (32, 32)  # height and width where none are given: no image decides them
+HELD_OUT = 0.1  # of the images, where there is no test part
 
 
 @dataclass(frozen=True)
@@ -34,24 +37,41 @@ class _Entry:
 
 
 def load_images(
-    path: Path, size: tuple[int, int] | None = None, limit: int | None = None, seed: int = 0
+    path: Path,
+    size: tuple[int, int] | None = None,
+    color: bool = True,
+    classes: tuple[str, ...] | None = None,
+    seed: int = 0,
 ) -> Dataset:
-    """Images as float32 [n, c, h, w]; classes are the folder names, sorted.
+    """Images as float32 [n, c, h, w] of a public size (h, w) and number of channels.
 
-    Other sizes are resized to `size` (h, w), or to the most common one. `limit` images per class
-    are read. Without a test part, a random tenth is held out, the same for the same seed.
+    `classes` are names of folders; images in others are left out. Where they are not given they
+    are the folder names, sorted: these are read from the data (`Dataset.origin`). Without a test
+    part each image is held out with a chance of one in ten, by the seed and its own name.
     """
-    if limit is not None and limit < 1:
-        raise UserError(f"limit must be 1 or more images per class, not {limit}.")
-    entries = _limited(_placed(_listed(path), path), limit)
-    pixels, notes = _uniform(list(_decoded(path, entries, size)), size)
-    names = tuple(sorted({e.label for e in entries}))
+    height, width = size or SIZE
+    if not (height >= 1 and width >= 1 and height * width <= MAX_PIXELS):
+        raise UserError(f"size is {height}×{width}; give a height and a width in pixels.")
+    placed = _placed(_listed(path), path)
+    names = classes or tuple(sorted({e.label for e in placed}))
+    entries, notes = _of_classes(placed, names, path)
+    parted = any(entry.split == "test" for entry in placed)
+    held, more = _testing(entries, parted, seed)
+    pixels = _decoded(path, entries, (height, width), color)
     number = {name: i for i, name in enumerate(names)}
     every = Examples(to_inputs(pixels), to_labels(np.array([number[e.label] for e in entries])))
-    held, more = _testing(entries, seed)
     testing = torch.from_numpy(held)
     train, test = (Examples(every.inputs[w], every.labels[w]) for w in (~testing, testing))
-    return Dataset(path.stem, train, test, len(names), class_names=names, notes=notes + more)
+    exclusions = () if classes else ("the classes (the names of the image folders)",)
+    return Dataset(
+        path.stem,
+        train,
+        test,
+        len(names),
+        class_names=names,
+        notes=notes + more,
+        origin=Origin(exclusions=exclusions),
+    )
 
 
 def _listed(path: Path) -> list[_Entry]:
@@ -119,27 +139,26 @@ def _wrapper(folders: list[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(common[:-1] if common and common[-1] in SPLITS else common)
 
 
-def _limited(entries: list[_Entry], limit: int | None) -> list[_Entry]:
-    seen: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for entry in entries:
-        seen[entry.split, entry.label] += 1
-        if limit is None or seen[entry.split, entry.label] <= limit:
-            kept.append(entry)
-    return kept
+def _of_classes(
+    entries: list[_Entry], names: tuple[str, ...], path: Path
+) -> tuple[list[_Entry], tuple[str, ...]]:
+    """The entries in folders of these names."""
+    known = [entry for entry in entries if entry.label in names]
+    if not any(entry.split == "train" for entry in known):
+        raise UserError(f"'{path}' has no training images in folders {', '.join(names)}.")
+    gone = len(entries) - len(known)
+    return known, (f"{gone} images in folders of other names were left out.",) if gone else ()
 
 
-def _decoded(
-    path: Path, entries: list[_Entry], size: tuple[int, int] | None
-) -> Iterator[np.ndarray]:
-    """Decode one after the other: for small images threads lose more than they win."""
-    total = 0
-    for name, content in _contents(path, entries):
-        pixels = _decode(name, content, size)
-        total += pixels.size
-        if total > MAX_TOTAL:
-            raise UserError(f"The images in '{path}' are too large together; give a size.")
-        yield pixels
+def _decoded(path: Path, entries: list[_Entry], size: tuple[int, int], color: bool) -> np.ndarray:
+    """uint8 [n, c, h, w]; one after the other: for small images threads lose more than they win."""
+    channels = 3 if color else 1
+    if len(entries) * size[0] * size[1] * channels > MAX_TOTAL:
+        raise UserError(f"The images in '{path}' are too large together; give a smaller size.")
+    pixels = np.empty((len(entries), *size, channels), np.uint8)
+    for i, (name, content) in enumerate(_contents(path, entries)):
+        pixels[i] = _decode(name, content, size, color).reshape(*size, channels)
+    return pixels.transpose(0, 3, 1, 2)
 
 
 def _contents(path: Path, entries: list[_Entry]) -> Iterator[tuple[str, bytes]]:
@@ -157,45 +176,32 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         raise UserError(f"'{name}' in '{archive.filename}' is damaged ({error}).") from None
 
 
-def _decode(name: str, content: bytes, size: tuple[int, int] | None) -> np.ndarray:
+def _decode(name: str, content: bytes, size: tuple[int, int], color: bool) -> np.ndarray:
     from PIL import Image
 
+    height, width = size
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise ValueError(f"{image.width}×{image.height} pixels are too many")
-            plain = image.convert("L" if image.mode in ("1", "L") else "RGB")
+            plain = image.convert("RGB" if color else "L")
     except Exception as error:  # Pillow raises many kinds for broken bytes
         raise UserError(f"The image '{name}' could not be read ({error}); remove it.") from None
-    return np.asarray(plain.resize(size[::-1]) if size else plain)
+    return np.asarray(plain if plain.size == (width, height) else plain.resize((width, height)))
 
 
-def _uniform(
-    images: list[np.ndarray], size: tuple[int, int] | None
-) -> tuple[np.ndarray, tuple[str, ...]]:
-    """uint8 [n, c, h, w] of one size and one number of channels, and what was done for it."""
-    from PIL import Image
+def _testing(entries: list[_Entry], parted: bool, seed: int) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Which entries are for testing: the test part if there is one, else each by its own stream.
 
-    sizes = Counter(image.shape[:2] for image in images)
-    height, width = size or sizes.most_common(1)[0][0]
-    color = any(image.ndim == 3 for image in images)
-    pixels = np.empty((len(images), height, width, 3 if color else 1), np.uint8)
-    for i, image in enumerate(images):
-        if image.shape[:2] != (height, width):
-            image = np.asarray(Image.fromarray(image).resize((width, height)))
-        pixels[i] = image if image.ndim == 3 else image[..., None]
-    other = len(images) - sizes[height, width]
-    note = f"{other} images of other sizes were resized to {width}×{height} pixels."
-    return pixels.transpose(0, 3, 1, 2), (note,) if other else ()
-
-
-def _testing(entries: list[_Entry], seed: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which entries are for testing."""
-    testing = np.array([e.split == "test" for e in entries])
-    if testing.any():
-        return testing, ()
-    if len(entries) < 2:
-        raise UserError("One image cannot be split into training and testing; add more.")
-    held = max(1, len(entries) // 10)
-    testing[np.random.default_rng(seed).permutation(len(entries))[:held]] = True
-    return testing, (f"There is no test folder; {held} random images are held out for testing.",)
+    Were they drawn together, one image more or less would change what the others are used for.
+    """
+    if parted:
+        return np.array([e.split == "test" for e in entries]), ()
+    own = ("/".join(PurePosixPath(e.name).parts[-2:]) for e in entries)
+    testing = np.array([stream(seed, 0, f"held out {o}").random() < HELD_OUT for o in own])
+    if testing.all():
+        raise UserError("There is no image left to train on; add some, or a test folder.")
+    return testing, (
+        f"There is no test folder; {int(testing.sum())} images, drawn one by one, are held out "
+        "for testing.",
+    )

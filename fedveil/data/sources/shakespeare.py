@@ -20,7 +20,8 @@ _SPEAKER = re.compile(r"([^\W\d_][^:\n]{0,59}):")
 def load_shakespeare(path: Path, length: int = 80, minimum: int = 2) -> Dataset:
     """Windows of `length` characters per role; labels are the inputs shifted by one, [n, length].
 
-    The last tenth of a role's windows is for testing; roles under `minimum` windows are dropped.
+    A role's tenth, twentieth … window is for testing, so that no window decides what another one
+    is for. Roles under `minimum` windows are dropped.
     """
     if length < 1:
         raise UserError(f"A window needs at least one character, not {length}.")
@@ -31,8 +32,9 @@ def load_shakespeare(path: Path, length: int = 80, minimum: int = 2) -> Dataset:
             f"'{path}' has no role with {minimum} windows of {length} characters; speeches begin "
             "with a line 'SPEAKER:' and end with an empty line."
         )
-    train = [w[: len(w) - len(w) // 10] for w in kept.values()]
-    test = [w[len(w) - len(w) // 10 :] for w in kept.values()]
+    testing = {role: np.arange(len(w)) % 10 == 9 for role, w in kept.items()}
+    train = [w[~testing[role]] for role, w in kept.items()]
+    test = [w[testing[role]] for role, w in kept.items()]
     return Dataset(
         "shakespeare",
         _examples(train),

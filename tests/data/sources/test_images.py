@@ -49,7 +49,7 @@ SPLIT = {
 @pytest.mark.parametrize("wrapper", ["", "some/wrapper/"])
 def test_train_and_test_folders(tmp_path: Path, name: str, wrapper: str) -> None:
     files = {f"{wrapper}{file}": content for file, content in SPLIT.items() if "MAC" not in file}
-    dataset = load_images(make(tmp_path / name, files))
+    dataset = load_images(make(tmp_path / name, files), size=(4, 6))
     assert dataset.name == "pets"
     assert dataset.class_names == ("cat", "dog")
     assert dataset.train.inputs.shape == (3, 3, 4, 6)
@@ -58,44 +58,64 @@ def test_train_and_test_folders(tmp_path: Path, name: str, wrapper: str) -> None
     reds = (dataset.train.inputs[:, 0, 0, 0] * 255).round().tolist()
     assert reds == [10, 20, 30]
     assert dataset.notes == ()
+    assert dataset.origin.exclusions == ("the classes (the names of the image folders)",)
+    declared = load_images(tmp_path / name, size=(4, 6), classes=("dog", "cat"))
+    assert declared.train.labels.tolist() == [1, 0, 0]
+    assert declared.origin.exclusions == ()
+    some = load_images(tmp_path / name, classes=("dog", "cow"))
+    assert some.train.labels.tolist() == [0, 0]
+    assert some.notes == ("2 images in folders of other names were left out.",)
 
 
 def test_hidden_files_are_passed_over(tmp_path: Path) -> None:
     assert len(load_images(make(tmp_path / "a.zip", SPLIT)).train) == 3
 
 
-def test_without_a_test_folder_a_tenth_is_held_out(tmp_path: Path) -> None:
-    files = {f"{'ab'[i % 2]}/{i}.png": png(i, mode="L") for i in range(30)}
+def test_without_a_test_folder_about_a_tenth_is_held_out(tmp_path: Path) -> None:
+    files = {f"{'ab'[i % 2]}/{i}.png": png(i % 256, mode="L") for i in range(300)}
     path = make(tmp_path / "plain", files)
     first, again, other = load_images(path), load_images(path), load_images(path, seed=1)
-    assert (len(first.train), len(first.test)) == (27, 3)
-    assert first.train.inputs.shape[1] == 1
+    assert len(first.train) + len(first.test) == 300
+    assert 10 < len(first.test) < 55
     assert torch.equal(first.test.inputs, again.test.inputs)
     assert not torch.equal(first.test.inputs, other.test.inputs)
-    assert "3 random images are held out" in first.notes[0]
+    assert f"{len(first.test)} images, drawn one by one, are held out" in first.notes[0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_image_less_changes_nothing_else(tmp_path: Path, seed: int) -> None:
+    """One permutation of all 200 images exchanged 36 training examples when one was removed."""
+    names = [f"{'ab'[i % 2]}/{i}.png" for i in range(200)]
+
+    def training(kept: list[str], folder: str) -> dict[float, int]:
+        files = {name: png(int(name[2:-4])) for name in kept}
+        data = load_images(make(tmp_path / folder, files), (4, 4), classes=("a", "b"), seed=seed)
+        reds = (data.train.inputs[:, 0, 0, 0] * 255).round().tolist()
+        return dict(zip(reds, data.train.labels.tolist(), strict=True))
+
+    whole = training(names, "whole")
+    for gone in (0, 57, 199):
+        without = training([n for n in names if n != names[gone]], f"without {gone}")
+        assert {red: y for red, y in whole.items() if red != gone} == without
+
+
+def test_no_image_decides_the_size_or_the_channels(tmp_path: Path) -> None:
+    gray = {f"{'ab'[i % 2]}/{i}.png": png(i, mode="L") for i in range(20)}
+    large = {f"a/x{i}.png": png(i, (40, 30)) for i in range(30)}
+    one = load_images(make(tmp_path / "one", gray), classes=("a", "b"))
+    two = load_images(make(tmp_path / "two", gray | large), classes=("a", "b"))
+    assert one.train.inputs.shape[1:] == two.train.inputs.shape[1:] == (3, 32, 32)
+    plain = load_images(tmp_path / "two", size=(5, 7), color=False)
+    assert plain.train.inputs.shape[1:] == (1, 5, 7)
+    with pytest.raises(UserError, match="size is 0×7"):
+        load_images(tmp_path / "two", size=(0, 7))
 
 
 def test_sizes_and_modes_are_made_one(tmp_path: Path) -> None:
-    files = {
-        "a/1.png": png(1),
-        "a/2.png": png(2),
-        "b/1.png": png(99, (12, 8), "L"),
-        "test/a/1.png": png(4),
-    }
-    files = {n if n.startswith("test") else f"train/{n}": c for n, c in files.items()}
-    dataset = load_images(make(tmp_path / "mixed", files))
-    assert dataset.train.inputs.shape == (3, 3, 4, 6)
-    gray = dataset.train.inputs[2]
-    assert torch.equal((gray * 255).round(), torch.full((3, 4, 6), 99.0))
-    assert dataset.notes == ("1 images of other sizes were resized to 6×4 pixels.",)
-    assert load_images(tmp_path / "mixed", size=(5, 7)).train.inputs.shape == (3, 3, 5, 7)
-
-
-def test_limit_is_per_class_and_part(tmp_path: Path) -> None:
-    dataset = load_images(make(tmp_path / "a.zip", SPLIT), limit=1)
-    assert dataset.train.labels.tolist() == [0, 1]
-    with pytest.raises(UserError, match="limit must be 1 or more"):
-        load_images(tmp_path / "a.zip", limit=0)
+    files = {"train/a/1.png": png(1), "train/b/1.png": png(99, (12, 8), "L")}
+    dataset = load_images(make(tmp_path / "mixed", files | {"test/a/1.png": png(4)}), (4, 6))
+    assert dataset.train.inputs.shape == (2, 3, 4, 6)
+    assert torch.equal((dataset.train.inputs[1] * 255).round(), torch.full((3, 4, 6), 99.0))
 
 
 @pytest.mark.parametrize("name", ["../evil/1.png", "/abs/a/1.png", "a\\..\\b/1.png", "c:/a/1.png"])
@@ -134,7 +154,6 @@ def test_too_many_pixels_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ({"a/1.png": png(1), "b/c/1.png": png(1)}, "does not lie in a class folder"),
         ({"test/a/1.png": png(1)}, "no training images"),
         ({"readme.txt": b"hello"}, "no training images"),
-        ({"a/1.png": png(1)}, "One image cannot be split"),
     ],
 )
 @pytest.mark.parametrize("name", ["a", "a.zip"])
@@ -158,8 +177,14 @@ def test_damaged_and_missing_zips(tmp_path: Path) -> None:
 
 
 @needs_photos
-def test_the_real_photos() -> None:
-    dataset = load_images(SHARED / "cifar10.zip", limit=20)
+def test_the_real_photos(tmp_path: Path) -> None:
+    with zipfile.ZipFile(SHARED / "cifar10.zip") as archive:
+        folders: dict[str, list[str]] = {}
+        for name in sorted(archive.namelist()):
+            if name.endswith(".png") or name.endswith(".jpg"):
+                folders.setdefault(name.rpartition("/")[0], []).append(name)
+        some = {n: archive.read(n) for names in folders.values() for n in names[:20]}
+    dataset = load_images(make(tmp_path / "photos.zip", some))
     assert dataset.train.inputs.shape == (200, 3, 32, 32)
     assert dataset.test.inputs.shape == (200, 3, 32, 32)
     assert dataset.class_names[:2] == ("airplane", "automobile")

@@ -32,12 +32,12 @@ def test_windows_labels_and_keys(tmp_path: Path) -> None:
     dataset = load_shakespeare(write(tmp_path, PLAY), length=10)
     assert dataset.keys is not None
     assert list(np.unique(dataset.keys)) == ["JULIET", "ROMEO"]
-    assert (dataset.keys == "ROMEO").sum() == 11  # twelve windows, the last is for testing
+    assert (dataset.keys == "ROMEO").sum() == 11  # twelve windows, the tenth is for testing
     assert len(dataset.test) == 1
     assert dataset.train.inputs.dtype == torch.int64
     assert torch.equal(dataset.train.inputs[:, 1:], dataset.train.labels[:, :-1])
-    last = dataset.test.labels[0].tolist()
-    assert "".join(VOCABULARY[i] for i in last) == "bcdefghijk"
+    tenth = dataset.test.labels[0].tolist()
+    assert "".join(VOCABULARY[i] for i in tenth) == "bcdefghija"
     assert dataset.classes == CLASSES == 97
     assert dataset.notes == ("1 roles with fewer than 2 windows of 10 characters were left out.",)
 
