@@ -103,7 +103,9 @@ def test_honest_messages_make_the_loop_s_own_round(recipe: Recipe) -> None:
 class Served(training.Training):
     """A training whose rounds go through a reception: reserve, receive, publish, commit."""
 
-    def play(self) -> tuple[State, Info]:
+    def _play(self) -> tuple[State, Info]:
+        assert self.session is not None
+        self.reserved = self.session.rounds  # when the first invitation goes out
         shapes = {name: tuple(shape) for name, shape in self.task.shapes.items()}
         reception = Reception(self.recipe, self.state, shapes, self.data.clients, self.key)
         zeros = write_floats(torch.zeros(self.task.dim), shapes)
@@ -118,7 +120,9 @@ def test_a_served_round_is_reserved_in_the_ledger_before_anyone_is_asked(tmp_pat
     served.enrol(tmp_path / "ledger.sqlite", saved=True)
     assert served.session is not None
     record = served.step()
-    assert (record.round, served.session.rounds) == (1, 1)
+    assert (record.round, served.session.rounds, served.reserved) == (1, 1, 1)
+    assert record.signal == 0.0  # every client of this reception sends zeros
+    assert record.participants == len(loop.cohort_of(NOISY, made.state, CLIENTS, made.key)) > 0
     served.session.close()
 
 

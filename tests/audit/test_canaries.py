@@ -27,12 +27,15 @@ DIM, COUNT = 30, 12
 
 
 def test_directions_are_unit_vectors_drawn_afresh_and_found_again() -> None:
-    canaries = Canaries(np.arange(200), np.ones(200), DIM, key=0)
+    dim = 400  # so that six deviations of a cosine are far below 1, which equal directions have
+    canaries = Canaries(np.arange(200), np.ones(200), dim, key=0)
     first, second = canaries.directions(0), canaries.directions(1)
+    others = Canaries(np.arange(200), np.ones(200), dim, key=1).directions(0)
     assert np.linalg.norm(first, axis=1) == pytest.approx(np.ones(200), abs=1e-5)
-    assert np.abs((first * second).sum(axis=1)).max() < 6 / math.sqrt(DIM)
+    for cosines in ((first * second).sum(axis=1), (first * others).sum(axis=1)):
+        assert np.abs(cosines).max() < 6 / math.sqrt(dim) < 0.5
     assert np.array_equal(canaries.directions(0), first)
-    assert first.mean(axis=0) == pytest.approx(np.zeros(DIM), abs=6 / math.sqrt(200 * DIM))
+    assert first.mean(axis=0) == pytest.approx(np.zeros(dim), abs=6 / math.sqrt(200 * dim))
 
 
 def test_canaries_are_found_among_units() -> None:
