@@ -210,6 +210,8 @@ def test_a_malformed_message_counts_as_zero_and_its_client_may_send_again(body: 
     ("vector", "norm"),
     [
         (filled(7.0), CLIP),
+        (filled(1.005), CLIP),
+        (filled(1 + 2.0**-20), CLIP),
         (torch.full((DIM,), 1e30), CLIP),  # the square of the norm is beyond float32
         (torch.full((DIM,), 3e38), 0.0),  # and so is the scale: sent as zero, as in the loop
         (filled(1e-45), 0.0),
@@ -218,6 +220,8 @@ def test_a_malformed_message_counts_as_zero_and_its_client_may_send_again(body: 
     ],
     ids=[
         "over-norm",
+        "half a percent over",
+        "a millionth over",
         "norm overflow",
         "scale underflow",
         "smallest subnormal",
