@@ -183,19 +183,6 @@ def test_a_secret_run_is_charged_for_rounds_that_were_drawn_anew(
     assert verify(books()).problems == []
 
 
-def test_a_secret_run_that_crashed_before_its_first_checkpoint_counts_what_it_lost(
-    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its directory knows the ledger before the first round is reserved."""
-    crashed(monkeypatch, Session, "commit", 2)  # a checkpoint is written after three rounds
-    begun(RECIPE, blobs, tmp_path / "a", noise="secure", engine="loop")
-    monkeypatch.undo()
-    training = resumed(RECIPE, blobs, tmp_path / "a", noise="secure", engine="loop")
-    assert training.session is not None
-    assert (training.state.round, training.session.redrawn) == (0, 2)
-    training.session.close()
-
-
 def test_the_digest_of_a_release_holds_all_that_is_released(blobs: Federated) -> None:
     """The same stream twice must give the same model and the same threshold."""
     state = prepare(algorithms.dp_fedavg_adaptive(noise_multiplier=3.0), blobs, engine="loop").state

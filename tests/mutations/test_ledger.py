@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import pytest
 
 from fedveil.privacy import together
+from fedveil.privacy.together import Charged
 
 from ..privacy import test_together as rule
-from .making import Mutation, line, mutate, named, require_caught
+from .making import Mutation, line, mutate, named, require_caught, returning
 
 
 def check_rule() -> None:
@@ -28,7 +32,23 @@ def shared_cap(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rule, "epsilon", together.epsilon)  # which the guard knows by name
 
 
+def as_chosen(runs: Sequence[Charged], delta: float, target: float | None = None) -> float:
+    """As if what was chosen had been chosen beforehand: the exact composition at all of δ."""
+    assert target is not None
+    kinds = [(run.plan.ways[0].event.epsilon, run.rounds) for run in runs]  # type: ignore[union-attr]
+    (one, i), (other, j) = kinds
+    return target if rule.composed(one, other, i, j, target) <= delta else math.inf
+
+
 MUTATIONS = [
+    Mutation(
+        "composition of what was chosen",
+        returning(rule, "epsilon", as_chosen),
+        "test_no_analyst_gets_more_out_of_a_budget_than_it_allows",
+        lambda: rule.test_no_analyst_gets_more_out_of_a_budget_than_it_allows(
+            0.2, 0.5, 6, 1.5, 0.01
+        ),
+    ),
     Mutation(
         "Rényi orders do not share δ",
         line(together, "_by_orders", ("0.75 * delta / m", "0.75 * delta")),
