@@ -92,11 +92,11 @@ def test_members_share_split_and_first_model_and_no_noise(
     assert all(run.data == runs[0].data for run in runs)
     again = [prepare_settings(run, data) for run in runs]
     assert {training.fingerprint for training in again} == {bodies[0]["fingerprint"]}
-    first = {
-        seed: [training.state.x for training in again if training.seed == seed] for seed in (0, 1)
-    }
-    for one, other in first.values():
+    drawn = [prepare_settings(run.model_copy(update={"model": "mlp-8"}), data) for run in runs]
+    first = {seed: [made.state.x for made in drawn if made.seed == seed] for seed in (0, 1)}
+    for one, other in first.values():  # of a model that does not begin at zero
         assert torch.equal(one, other)
+    assert not torch.equal(first[0][0], first[1][0])
     noise = [stream(training.key, 0, "noise").bytes(16) for training in again]
     assert len(set(noise)) == 4
 
