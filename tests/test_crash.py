@@ -18,7 +18,7 @@ import torch
 
 from fedveil import algorithms
 from fedveil import training as work
-from fedveil.charging import charged
+from fedveil.charging import charged, digest
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.privacy import accounting
@@ -181,6 +181,18 @@ def test_a_secret_run_is_charged_for_rounds_that_were_drawn_anew(
     account = Account(blobs.fingerprint(), "client")
     assert books().spent(account, "models", DELTA) >= result.guarantee.epsilon
     assert verify(books()).problems == []
+
+
+def test_the_digest_of_a_release_holds_all_that_is_released(blobs: Federated) -> None:
+    """The same stream twice must give the same model and the same threshold."""
+    state = prepare(algorithms.dp_fedavg_adaptive(noise_multiplier=3.0), blobs, engine="loop").state
+    assert state.threshold is not None
+    others = [
+        replace(state, x=state.x + 2.0**-20),
+        replace(state, threshold=state.threshold * (1 + 2.0**-50)),
+    ]
+    assert len({digest(one) for one in (state, *others)}) == 3
+    assert digest(replace(state)) == digest(state)
 
 
 def test_the_privacy_command_counts_rounds_drawn_anew(

@@ -18,6 +18,7 @@ import torch
 from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.dense import DenseEngine
+from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
@@ -123,6 +124,7 @@ def points() -> Federated:
 
 
 ENGINES: dict[str, Callable[[Task], Engine]] = {
+    "factored": lambda task: FactoredEngine(task, 3),
     "dense": lambda task: DenseEngine(task, 3),
     "loop": LoopEngine,
 }

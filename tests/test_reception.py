@@ -113,7 +113,9 @@ def test_honest_messages_make_the_loop_s_own_round(recipe: Recipe) -> None:
 class Served(training.Training):
     """A training whose rounds go through a reception: reserve, receive, publish, commit."""
 
-    def play(self) -> tuple[State, Info]:
+    def _play(self) -> tuple[State, Info]:
+        assert self.session is not None
+        self.reserved = self.session.rounds  # when the first invitation goes out
         shapes = {name: tuple(shape) for name, shape in self.task.shapes.items()}
         reception = Reception(self.recipe, self.state, shapes, self.data.clients, self.key)
         zeros = write_floats(torch.zeros(self.task.dim), shapes)
@@ -128,7 +130,9 @@ def test_a_served_round_is_reserved_in_the_ledger_before_anyone_is_asked(tmp_pat
     served.enrol(tmp_path / "ledger.sqlite", saved=True)
     assert served.session is not None
     record = served.step()
-    assert (record.round, served.session.rounds) == (1, 1)
+    assert (record.round, served.session.rounds, served.reserved) == (1, 1, 1)
+    assert record.signal == 0.0  # every client of this reception sends zeros
+    assert record.participants == len(loop.cohort_of(NOISY, made.state, CLIENTS, made.key)) > 0
     served.session.close()
 
 
@@ -216,6 +220,8 @@ def test_a_malformed_message_counts_as_zero_and_its_client_may_send_again(body: 
     ("vector", "norm"),
     [
         (filled(7.0), CLIP),
+        (filled(1.005), CLIP),
+        (filled(1 + 2.0**-20), CLIP),
         (torch.full((DIM,), 1e30), CLIP),  # the square of the norm is beyond float32
         (torch.full((DIM,), 3e38), 0.0),  # and so is the scale: sent as zero, as in the loop
         (filled(1e-45), 0.0),
@@ -224,6 +230,8 @@ def test_a_malformed_message_counts_as_zero_and_its_client_may_send_again(body: 
     ],
     ids=[
         "over-norm",
+        "half a percent over",
+        "a millionth over",
         "norm overflow",
         "scale underflow",
         "smallest subnormal",

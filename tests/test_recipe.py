@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
+import numpy as np
 import pytest
 
 from fedveil import algorithms
@@ -264,3 +266,17 @@ def test_silence_is_not_private_in_any_view() -> None:
     assert Silent().settled
     for view in VIEWS:
         assert math.isinf(guarantee(algorithms.clipped_fedavg(), 10, 100, 1, 1e-5, view).epsilon)
+
+
+def test_residues_hold_the_sum_of_a_whole_cohort_and_are_no_wider_than_they_need() -> None:
+    spare = []
+    for clients, support in itertools.product((2, 3, 5, 8), (40, 57, 90, 127)):
+        recipe = algorithms.dp_norm_fedavg_secagg(clients=clients, sigma=9.0, support=support)
+        wire, message = recipe.wire(8, 20), recipe.message(8)
+        assert wire is not None
+        assert wire.modular
+        most = clients * (int(message.steps.linf) + recipe.noise.reach(message))
+        for total in (most, -most):
+            assert wire.settle(np.array([total])).tolist() == [total]
+        spare.append(2 ** (wire.bits - 1) / most)
+    assert 1 < min(spare) < 2 < max(spare) <= 4

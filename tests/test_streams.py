@@ -123,6 +123,12 @@ def test_public_streams_are_what_they_were() -> None:
     assert torch_generator(0, "model").initial_seed() == 1503247736834824394
 
 
+def test_a_run_s_key_tells_where_one_fact_ends() -> None:
+    """Seed 1 of 23 rounds is not seed 12 of 3 rounds."""
+    assert run_key(1, 23) != run_key(12, 3)
+    assert run_key("a", "") != run_key("a")
+
+
 def test_public_streams_differ_by_key_round_and_purpose() -> None:
     labels = [
         (0, 0, "noise"),

@@ -20,6 +20,7 @@ from fedveil.parts.cohort import Poisson
 from fedveil.recipe import Recipe
 
 from ..contracts.examples import PRIVATE
+from ..contracts.recipes import Recorded
 from ..contracts.replay import Scripted, _Noise, normal_answers
 from .chances import DEVIATIONS
 
@@ -27,12 +28,29 @@ DIM, COUNT = 30, 12
 
 
 def test_directions_are_unit_vectors_drawn_afresh_and_found_again() -> None:
-    canaries = Canaries(np.arange(200), np.ones(200), DIM, key=0)
+    dim = 400  # so that six deviations of a cosine are far below 1, which equal directions have
+    canaries = Canaries(np.arange(200), np.ones(200), dim, key=0)
     first, second = canaries.directions(0), canaries.directions(1)
+    others = Canaries(np.arange(200), np.ones(200), dim, key=1).directions(0)
     assert np.linalg.norm(first, axis=1) == pytest.approx(np.ones(200), abs=1e-5)
-    assert np.abs((first * second).sum(axis=1)).max() < 6 / math.sqrt(DIM)
+    for cosines in ((first * second).sum(axis=1), (first * others).sum(axis=1)):
+        assert np.abs(cosines).max() < 6 / math.sqrt(dim) < 0.5
     assert np.array_equal(canaries.directions(0), first)
-    assert first.mean(axis=0) == pytest.approx(np.zeros(DIM), abs=6 / math.sqrt(200 * DIM))
+    assert first.mean(axis=0) == pytest.approx(np.zeros(dim), abs=6 / math.sqrt(200 * dim))
+
+
+def test_canaries_draw_from_streams_of_their_own() -> None:
+    """Directions that came from the noise's stream would be found in the noise."""
+    recipe, key = PRIVATE["dp_fedavg"], Recorded()
+    data, places = with_canaries(_people(8), COUNT, np.random.default_rng(3))
+    canaries = Canaries(places, np.ones(COUNT), DIM, key)
+    engine = CanaryEngine(Scripted(normal_answers(data.clients, DIM)), canaries, recipe)
+    state = begin(recipe, torch.zeros(DIM), data, 2, key)
+    for k in range(2):
+        engine.begin(k, state.x, data)
+        state, _ = play_round(recipe, state, data, engine, key)
+    assert (1, "canaries") in key.opened
+    assert {stream for stream, times in key.opened.items() if times > 1} == set()
 
 
 def test_canaries_are_found_among_units() -> None:

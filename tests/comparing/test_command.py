@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,9 @@ from fedveil.privacy.ledger import Account, Ledger
 from fedveil.privacy.selection import law_of
 from fedveil.runs.directory import RunDirectory
 from fedveil.runs.listing import listed
+from fedveil.settings import load_data, read_run
+from fedveil.settings import prepare as prepare_settings
+from fedveil.streams import stream
 from fedveil.training import Record, Training, prepare
 from tests.conftest import Outcome, Run
 
@@ -81,12 +83,22 @@ def test_members_share_split_and_first_model_and_no_noise(
 ) -> None:
     directory, _, where = compared
     ledger = Ledger(where)
-    bodies = [stream.body for stream in ledger.streams.values()]
+    bodies = [drawn.body for drawn in ledger.streams.values()]
     assert len({body["fingerprint"] for body in bodies}) == 1
     assert len({body["stream"] for body in bodies}) == 4
     ledger.close()
-    recipes = [tomllib.loads((p / "recipe.toml").read_text()) for p in directory.glob("*-s*")]
-    assert len({json.dumps(recipe["data"], sort_keys=True) for recipe in recipes}) == 1
+    runs = [read_run(path / "recipe.toml") for path in sorted(directory.glob("*-s*"))]
+    data = load_data(runs[0].data)
+    assert all(run.data == runs[0].data for run in runs)
+    again = [prepare_settings(run, data) for run in runs]
+    assert {training.fingerprint for training in again} == {bodies[0]["fingerprint"]}
+    drawn = [prepare_settings(run.model_copy(update={"model": "mlp-8"}), data) for run in runs]
+    first = {seed: [made.state.x for made in drawn if made.seed == seed] for seed in (0, 1)}
+    for one, other in first.values():  # of a model that does not begin at zero
+        assert torch.equal(one, other)
+    assert not torch.equal(first[0][0], first[1][0])
+    noise = [stream(training.key, 0, "noise").bytes(16) for training in again]
+    assert len(set(noise)) == 4
 
 
 def test_the_result_is_written_down_as_agreed(compared: tuple[Path, str, Path]) -> None:

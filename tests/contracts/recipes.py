@@ -15,20 +15,23 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from fedveil.loop import State
+from fedveil.loop import State, begin, play_round
 from fedveil.parts.bound import AdaptiveClip
 from fedveil.privacy import events
 from fedveil.privacy.norms import Adjacency, Norms
 from fedveil.recipe import Recipe, View
+from fedveil.streams import SecretKey
 
 from .noises import least_deviation
 from .replay import (
+    Scripted,
     adjacencies,
     adversarial,
     bound_of,
     broken,
     forgotten,
     normal_answers,
+    people,
     play,
     swapped,
 )
@@ -49,6 +52,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_neighbours(recipe, keys=1)
     check_attendance(recipe)
     check_cap(recipe)
+    check_streams(recipe)
     if recipe.private:
         check_noise_of_rounds(recipe)
         check_fresh_noise(recipe)
@@ -293,6 +297,35 @@ def check_fresh_noise(recipe: Recipe) -> None:
             assert abs(alike) < related + 6 / math.sqrt(WIDE), (
                 f"{recipe.name}: noise is used twice (correlation {alike:.2f})"
             )
+
+
+class Recorded(SecretKey):
+    """A key that notes which of its streams were opened, and how often."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.opened: Counter[tuple[int, str]] = Counter()
+
+    def subkey(self, round: int, purpose: str) -> bytes:
+        self.opened[round, purpose] += 1
+        return super().subkey(round, purpose)
+
+
+def check_streams(recipe: Recipe) -> None:
+    """No purpose of a round draws from the stream of another one, nor one client from another's."""
+    key, data = Recorded(), people(CLIENTS)
+    engine = Scripted(normal_answers(CLIENTS, DIM))
+    state = begin(recipe, torch.zeros(DIM), data, 2, key)
+    for _ in range(2):
+        state, _ = play_round(recipe, state, data, engine, key)
+    unused = set() if recipe.quantize.rows_needed else {"rounding"}  # it draws nothing
+    twice = {
+        (round, purpose)
+        for (round, purpose), times in key.opened.items()
+        if times > 1 and purpose not in unused
+    }
+    assert key.opened
+    assert not twice, f"{recipe.name}: streams are drawn from twice: {sorted(twice)}"
 
 
 def check_empty_cohort(recipe: Recipe) -> None:

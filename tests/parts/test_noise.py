@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -27,6 +29,22 @@ def rounded_masses(sigma: float, reach: int) -> np.ndarray:
     k = np.arange(1, reach + 1)
     right = stats.norm.sf((k - 0.5) / sigma) - stats.norm.sf((k + 0.5) / sigma)
     return np.concatenate([right[::-1], [1 - 2 * stats.norm.sf(0.5 / sigma)], right])
+
+
+class Even:
+    """In place of a generator: `count` words spread evenly, so that masses err by 1/count."""
+
+    def __init__(self, count: int) -> None:
+        places = np.arange(count // 2, dtype=np.uint64) * np.uint64(2**65 // count)
+        self._words = np.concatenate([places, places + np.uint64(1)]) + np.uint64(2**64 // count)
+        self._more = np.random.default_rng(0)  # for draws that need further bits
+
+    def integers(self, high: int, size: int, dtype: type) -> np.ndarray:
+        """The next words."""
+        if size == 1:
+            return self._more.integers(high, size=size, dtype=dtype)
+        taken, self._words = self._words[:size], self._words[size:]
+        return taken
 
 
 def gaussian_delta(distance: float, epsilon: float) -> float:
@@ -115,13 +133,23 @@ def test_a_rounded_draw_has_the_masses_of_the_rounded_gaussian_and_no_other(fact
 @pytest.mark.parametrize("sigma", [0.3, 0.8, 1.7])
 @pytest.mark.parametrize("change", CHANGES[:5], ids=name)
 def test_rounded_noise_hides_every_move_at_least_as_well_as_the_gaussian(sigma, change) -> None:
-    """x + round(N) against x′ + round(N), all outputs, for every whole move within the norms."""
-    masses = rounded_masses(sigma, math.ceil(9 * sigma) + 2)
+    """x + z against x′ + z, all outputs, for every whole move within the norms.
+
+    z has the law of the noise's own draws, and the Gaussian is that of the noise's own event.
+    """
+    noise = RoundedGaussian(sigma / change.l2)  # σ steps
+    message = replace(change, dim=2**18)
+    steps = noise.draw(message, 1, 1.0, cast(np.random.Generator, Even(message.dim))).numpy()
+    masses = np.bincount(steps - steps.min()) / message.dim
+    assert steps.min() == -steps.max()
+    event = noise.event(change, change, 1.0, 1.0)
+    assert isinstance(event, events.GaussianRelease)
     for move in moves_within(change):
         p, q = laws(masses, move)
+        distance = math.hypot(*move) / change.l2 / event.ratio
         for epsilon in EPSILONS:
-            bound = gaussian_delta(math.hypot(*move) / sigma, epsilon)
-            assert hockey_stick(p, q, epsilon) <= bound + 1e-12
+            counting = (1 + math.exp(epsilon)) * len(move) * len(masses) / message.dim
+            assert hockey_stick(p, q, epsilon) <= gaussian_delta(distance, epsilon) + counting
 
 
 @pytest.mark.parametrize("move", [(3,), (2, 1), (1, 1, 1)], ids=str)

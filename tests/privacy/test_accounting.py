@@ -53,8 +53,9 @@ def without_replacement_by_integration(ratio: float, rate: float, eps: float) ->
     return float(max(a, b))
 
 
-@pytest.mark.parametrize("eps", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("eps", [-0.15, -0.1, -0.01, 0.01, 0.1, 0.5])
 def test_one_fixed_size_round_is_its_dominating_curve(eps: float) -> None:
+    """Below 0, too, where the other direction is the larger one: composition reads it all."""
     event = events.SampledWithoutReplacement(20, 100, events.GaussianRelease(1.0))
     exact = without_replacement_by_integration(1.0, 0.2, eps)
     assert exact <= delta(event, eps) * (1 + 1e-6)
@@ -98,6 +99,23 @@ def test_fixed_size_composition_covers_a_brute_force_case() -> None:
     claimed = delta(events.Composed(event, 2), eps)
     assert true <= claimed
     assert claimed < 2.5 * true  # and the claim is not vacuous
+
+
+@pytest.mark.parametrize("eps", [-0.3, 0.0, 0.4])
+def test_fixed_size_rounds_of_opposite_directions_are_covered(eps: float) -> None:
+    """In one round the unit's message is moved in one world, in the next one in the other.
+
+    A replaced unit may do that: it chooses both of its messages in every round.
+    """
+    ratio, rate = 1.0, 0.5
+    z = np.linspace(-9, 10, 801)
+    cell = (z[1] - z[0]) ** 2
+    rest = stats.norm.pdf(z, 0, ratio)
+    moved = (1 - rate) * rest + rate * stats.norm.pdf(z, 1, ratio)
+    p, q = np.outer(moved, rest), np.outer(rest, moved)
+    true = float(np.maximum(p - math.exp(eps) * q, 0).sum() * cell)
+    event = events.SampledWithoutReplacement(1, 2, events.GaussianRelease(ratio))
+    assert true <= delta(events.Composed(event, 2), eps) * (1 + 1e-9)
 
 
 def test_an_approximate_release_keeps_its_two_numbers() -> None:

@@ -61,6 +61,18 @@ def test_attended_gaussian_rounds_are_the_mixture_over_all_coins(rate, rounds, m
     assert delta(event, eps) >= true * (1 - 1e-12)
 
 
+@pytest.mark.parametrize("eps", [30.0, 60.0])
+def test_counts_too_rare_to_be_told_apart_are_put_at_the_cap(eps: float) -> None:
+    """Taking part six times of twenty has a chance of 4e-20; what it costs is not left out."""
+    ratio, rate, rounds = 0.5, 1e-4, 20
+    event = events.Attended(events.GaussianRelease(ratio), rate, rounds, rounds)
+    chances = stats.binom.pmf(np.arange(rounds + 1), rounds, rate)
+    true = math.fsum(
+        chance * gaussian_delta(times, ratio, eps) for times, chance in enumerate(chances)
+    )
+    assert 0 < true <= delta(event, eps) <= 1e-16
+
+
 @pytest.mark.parametrize("eps", EPSILONS)
 @pytest.mark.parametrize(("rate", "rounds", "most"), SETTINGS)
 def test_attended_pairs_are_the_mixture_over_all_coins(rate, rounds, most, eps) -> None:

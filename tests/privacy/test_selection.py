@@ -141,6 +141,9 @@ def test_the_chances_are_a_law_with_the_stated_mean(law: Law) -> None:
     counts = np.array([drawn(law, rng) for _ in range(400)])
     error = math.sqrt(chances @ np.arange(len(chances)) ** 2 - law.mean**2) / math.sqrt(400)
     assert abs(counts.mean() - law.mean) < 5 * error
+    for k, chance in enumerate(chances[:20]):  # K is as spread out as its law, not only on average
+        share = float((counts == k).mean())
+        assert abs(share - chance) < 5 * math.sqrt(chance * (1 - chance) / 400) + 1e-2
 
 
 def test_eta_one_is_geometric_and_zero_logarithmic() -> None:

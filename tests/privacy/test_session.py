@@ -231,9 +231,12 @@ def test_a_secret_stream_is_charged_anew(books: Ledger) -> None:
     played(first, 5)
     resumed = Session(books, facts(stream="secret 2"), "run", 3)  # from a checkpoint
     assert resumed.redrawn == 2
-    resumed.reserve(3)
-    assert resumed.rounds == 6
-    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 6)
+    for round in (3, 4, 5):
+        resumed.reserve(round)
+    assert resumed.rounds == 8
+    again = Session(books, facts(stream="secret 3"), "run", 3)  # lost by both are 3, 4, and 3, 4, 5
+    assert (again.redrawn, again.rounds) == (5, 8)
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 8)
 
 
 def test_other_bytes_under_the_same_noise_are_not_published_on_a_budget(books: Ledger) -> None:

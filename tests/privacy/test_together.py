@@ -17,6 +17,7 @@ from fedveil.privacy import accounting, events
 from fedveil.privacy.calibrate import Budget, settled
 from fedveil.privacy.norms import Norms
 from fedveil.privacy.together import (
+    ORDERS,
     Charged,
     Plan,
     Way,
@@ -154,6 +155,81 @@ def test_sampled_kinds_cost_at_least_their_composition_and_less_than_their_sum()
     assert together <= epsilon(runs, DELTA, target=together) < 1.1 * together
 
 
+def by_the_rule(ratios: list[float], rounds: int, delta: float, target: float) -> float:
+    """ε of so many rounds of each Gaussian kind: docs/privacy.md, "The rule", case 2.
+
+    For a first plan that needs less than half of δ, which the other half is left for.
+    """
+    left = delta / 2
+    last = next(place for place, a in enumerate(ORDERS) if a >= 1 + 2 * math.log(1 / left) / target)
+    orders = ORDERS[: last + 1]
+    cost = sum(rounds / (2 * ratio**2) for ratio in ratios)  # D_α = α·cost
+    share = 0.75 * left / len(orders)
+    return min(
+        a * cost + math.log1p(-1 / a) - math.log(share * a) / (a - 1) for a in orders
+    )  # Canonne et al. 2020, Prop. 12
+
+
+@pytest.mark.parametrize(
+    ("ratios", "rounds", "target"),
+    [([4.0, 9.0], 3, 8.0), ([4.0, 9.0], 3, 2.0), ([20.0, 30.0], 2, 1.0), ([2.0, 2.1], 2, 12.0)],
+)
+def test_several_kinds_are_counted_by_the_rule(
+    ratios: list[float], rounds: int, target: float
+) -> None:
+    """Orders that the target has fixed beforehand share ¾ of what is left of δ."""
+    runs = [Charged(gaussian(ratio), rounds, rounds) for ratio in ratios]
+    found = epsilon(runs, DELTA, target)
+    assert found == pytest.approx(by_the_rule(ratios, rounds, DELTA, target), rel=1e-9)
+
+
+def test_orders_are_fixed_by_the_target_and_not_by_what_was_spent() -> None:
+    """Little was spent under a large target: the orders that would be best now were not chosen."""
+    runs = [Charged(gaussian(ratio), 2, 2) for ratio in (20.0, 30.0)]
+    assert epsilon(runs, DELTA, 12.0) > 1.5 * epsilon(runs, DELTA)
+
+
+@pytest.mark.parametrize(("escape", "distance"), [(1.0, 0.0), (0.0, 1.0), (0.5, 0.5)])
+def test_what_releases_set_aside_is_held_to_a_quarter_of_what_is_left(
+    escape: float, distance: float
+) -> None:
+    """Σ escape + (1 + e^ε)·Σ distance ≤ ¼(δ − h), at the ε that is promised, not the one spent."""
+    target = 3.0
+    first = Charged(gaussian(20.0), 2, 2)
+
+    def spent(share: float) -> float:
+        aside = share * DELTA / 2 / 4 / 2  # of δ − h = δ/2 a quarter, over two rounds
+        exact = tuple(0.001 * order for order in events.ORDERS)
+        away = distance * aside / (1 + math.exp(target))
+        release = events.RenyiRelease(exact, escape * aside, away)
+        second = Plan((Way(release, None),), ("zero-out",))
+        return epsilon([first, Charged(second, 2, 2)], DELTA, target)
+
+    assert spent(0.999) < target
+    assert spent(1.001) == math.inf
+
+
+def test_two_capped_streams_have_two_caps() -> None:
+    """A unit that takes part three times in each of two equal runs is in six releases."""
+    run = Charged(of("poisson, capped"), 200, 200)
+    release = of("poisson, capped").ways[1].event
+    once, twice = (accounting.epsilon(events.Composed(release, n), DELTA) for n in (3, 6))
+    assert epsilon([run], DELTA) == once
+    assert epsilon([run, run], DELTA) > twice
+
+
+def test_the_proof_of_a_capped_run_is_chosen_by_its_plan() -> None:
+    """Not by the rounds that were played when somebody asked."""
+    sampled, capped = of("poisson, capped").ways
+    beside = Charged(gaussian(50.0), 1, 1)
+    for planned, way in ((2, sampled), (400, capped)):
+        for rounds in (1, 300):
+            alone = Plan((way,), ("zero-out",))
+            both = [Charged(of("poisson, capped"), planned, rounds), beside]
+            only = [Charged(alone, planned, rounds), beside]
+            assert epsilon(both, DELTA) == epsilon(only, DELTA)
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_recipe_can_stand_beside_another(name: str) -> None:
     """Also those whose noise is discrete, truncated, capped or sampled without replacement."""
@@ -175,8 +251,6 @@ def test_a_non_private_run_spoils_everything_after_it() -> None:
 @pytest.mark.parametrize(("e", "order"), [(0.01, 2.0), (1.0, 3.0), (1.0, 256.0), (30.0, 7.0)])
 def test_the_divergence_of_a_pure_release_is_randomized_response_s(e: float, order: float) -> None:
     import mpmath as mp
-
-    from fedveil.privacy.together import ORDERS
 
     mp.mp.dps = 60
     p = mp.e**e / (1 + mp.e**e)

@@ -11,7 +11,15 @@ from fedveil.errors import UserError
 from fedveil.parts.bound import Clip
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.schedule import Constant, Decay, Schedule, Steps
-from fedveil.parts.server import LastIterate, Output, Server, Step
+from fedveil.parts.server import (
+    Adam,
+    LastIterate,
+    Momentum,
+    MovingAverage,
+    Output,
+    Server,
+    Step,
+)
 from fedveil.recipe import Recipe
 from fedveil.runs.codec import PARTS, check_value, part_from_plain, recipe_from_plain, to_plain
 
@@ -41,6 +49,11 @@ def test_numbers_survive_toml_to_the_last_bit() -> None:
     recipe = example().with_noise(0.1 + 0.2, 10, 100, 1.0, 1e-5)
     again = recipe_from_plain(tomllib.loads(tomli_w.dumps(to_plain(recipe))))
     assert again.noise == recipe.noise
+
+
+@pytest.mark.parametrize("part", [Momentum(momentum=0.0), Adam(first=0.0), MovingAverage(0.0)])
+def test_a_zero_survives_toml_where_the_default_is_another_number(part: Any) -> None:
+    assert part_from_plain(tomllib.loads(tomli_w.dumps(to_plain(part))), "server") == part
 
 
 def test_a_schedule_with_a_list_survives_toml() -> None:

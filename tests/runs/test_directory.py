@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -31,18 +32,24 @@ def state(round: int = 4, memory: ClientMemory | None = None) -> State:
         output={"model": torch.zeros(3), "chosen": torch.tensor(2)},
         direction=torch.full((3,), 0.5),
         memory=memory,
+        threshold=torch.tensor([0.25 + round]).double(),
+        taken=torch.tensor([2, 0, round]),
+        moved=torch.full((3,), -1.5),
     )
 
 
 def assert_equal(left: State, right: State) -> None:
-    assert left.round == right.round
-    assert torch.equal(left.x, right.x)
-    for mine, other in ((left.server, right.server), (left.output, right.output)):
-        assert mine.keys() == other.keys()
-        assert all(torch.equal(mine[name], other[name]) for name in mine)
-    assert left.direction is not None
-    assert right.direction is not None
-    assert torch.equal(left.direction, right.direction)
+    """In every field but the memory, which is compared where it is kept."""
+    for field in dataclasses.fields(State):
+        mine, other = getattr(left, field.name), getattr(right, field.name)
+        if field.name == "memory":
+            continue
+        assert mine is not None, f"{field.name} is empty: nothing was compared"
+        pairs = mine if isinstance(mine, dict) else {"": mine}
+        others = other if isinstance(other, dict) else {"": other}
+        assert pairs.keys() == others.keys()
+        for name, leaf in pairs.items():
+            torch.testing.assert_close(leaf, others[name], rtol=0, atol=0)
 
 
 @pytest.fixture

@@ -1,0 +1,84 @@
+"""Mistakes in the accounting of single runs, each caught by integration or enumeration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedveil.privacy import accounting, losses
+
+from ..privacy import test_accounting as integrated
+from ..privacy import test_losses as enumerated
+from .making import Mutation, line, named, require_caught
+
+
+def one_direction(kind: str) -> Callable[[Any], None]:
+    change = line(
+        accounting,
+        "_gaussian_without_replacement",
+        ("(kinds.ADD, kinds.REMOVE)", f"(kinds.{kind}, kinds.{kind})"),
+    )
+
+    def make(patch: pytest.MonkeyPatch) -> None:
+        change(patch)
+        accounting._one_round.cache_clear()  # what was computed before the mistake
+
+    return make
+
+
+def check_round(eps: float) -> Callable[[], None]:
+    def check() -> None:
+        integrated.test_one_fixed_size_round_is_its_dominating_curve(eps)
+
+    return check
+
+
+MUTATIONS = [
+    Mutation(
+        "fixed-size rounds accounted for removal alone",
+        one_direction("REMOVE"),
+        "test_one_fixed_size_round_is_its_dominating_curve",
+        check_round(-0.1),
+    ),
+    Mutation(
+        "fixed-size rounds accounted for addition alone",
+        one_direction("ADD"),
+        "test_one_fixed_size_round_is_its_dominating_curve",
+        check_round(0.1),
+    ),
+    Mutation(
+        "rare numbers of participations left out",
+        line(
+            accounting,
+            "_attendance",
+            ("np.append(times, most), np.append(chances, rare)", "times, chances"),
+        ),
+        "test_counts_too_rare_to_be_told_apart_are_put_at_the_cap",
+        lambda: enumerated.test_counts_too_rare_to_be_told_apart_are_put_at_the_cap(60.0),
+    ),
+    Mutation(
+        "what Rényi bounds set aside left out of δ",
+        line(
+            losses.Renyi,
+            "get_delta_for_epsilon",
+            ("float(converted) + self._aside(epsilon)", "float(converted)"),
+        ),
+        "test_what_renyi_sets_aside_is_added",
+        enumerated.test_what_renyi_sets_aside_is_added,
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def fresh_rounds() -> Any:
+    """No test sees what another one's mistake computed."""
+    accounting._one_round.cache_clear()
+    yield
+    accounting._one_round.cache_clear()
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=named)
+def test_the_mistake_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_caught(mutation, monkeypatch)
