@@ -1,4 +1,4 @@
-"""Mistakes in what several runs come to, each caught by a test of the ledger's rule."""
+"""Mistakes in what several runs compose to, each caught by a test of the ledger's rule."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fedveil.runs import codec
 from .. import test_crash as crash
 from ..privacy import test_session as reserved
 from ..runs import test_codec as written
-from .making import Mutation, line, mutate, named, require_caught
+from .making import Mutation, mutate, named, require_caught, returning
 from .test_core import small
 
 
@@ -34,6 +34,9 @@ def without_zeros(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(written, "to_plain", codec.to_plain)  # which the guard knows by name
 
 
+REDRAWN = Session.redrawn.fget
+
+
 def check_redrawn() -> None:
     with tempfile.TemporaryDirectory() as place:
         books = open_ledger(Path(place) / "ledger.sqlite")
@@ -45,7 +48,7 @@ MUTATIONS = [
     Mutation("zeros left out of recipe.toml", without_zeros, "check_zeros", check_zeros),
     Mutation(
         "lost rounds counted up to three",
-        line(Session, "__init__", ("max(self.rounds - played, 0)", "min(self.rounds - played, 3)")),
+        returning(Session, "redrawn", property(lambda self: min(REDRAWN(self), 3))),
         "test_a_secret_stream_is_charged_anew",
         check_redrawn,
     ),
