@@ -103,16 +103,17 @@ def test_every_algorithm_s_cohort_and_accounting_share_one_adjacency() -> None:
         if not recipe.noise.settled:
             recipe = recipe.with_noise(2.0, dim=10, population=100, epsilon=1.0, delta=1e-5)
         event = recipe.event(10, 100, "models")
-        if isinstance(event, events.Proven):
-            event = event.ways[0]
-        if isinstance(event, events.PoissonSampled):
-            assert recipe.adjacency("models") == "add-remove"
-        if isinstance(event, events.SampledWithoutReplacement):
-            assert recipe.adjacency("models") == "replace-one"
-        sampled.add((type(event).__name__, recipe.name))
+        for way in event.ways if isinstance(event, events.Proven) else (event,):
+            kind = way.by if isinstance(way, events.Dominated) else way
+            if isinstance(kind, events.PoissonSampled):
+                assert recipe.adjacency("models") == "add-remove"
+            if isinstance(kind, events.SampledWithoutReplacement):
+                assert recipe.adjacency("models") == "replace-one"
+            sampled.add((type(kind).__name__, recipe.name))
     kinds = {"PoissonSampled": {"dp_sgd", "dp_lsgd"}}
     kinds["SampledWithoutReplacement"] = {
         "dp_fedavg", "dp_fedavg_adaptive", "dp_norm_fedavg", "dp_norm_fedavg_qtdl",
+        "dp_norm_fedavg_binomial", "dp_norm_fedavg_discrete", "dp_norm_fedavg_secagg",
     }  # fmt: skip
     for kind, names in kinds.items():
         assert {name for found, name in sampled if found == kind} == names

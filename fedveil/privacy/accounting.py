@@ -14,7 +14,7 @@ import numpy as np
 
 from fedveil.errors import UserError
 from fedveil.privacy import events
-from fedveil.privacy.losses import Best, GaussianMixture, Loss, Renyi, Rounded, Weighted
+from fedveil.privacy.losses import Aside, Best, GaussianMixture, Loss, Renyi, Rounded, Weighted
 
 INTERVAL = 1e-3  # losses are rounded up to multiples of it (connect-the-dots keeps that tight)
 POINTS = 30_000  # about so many of them at most: large losses are rounded more coarsely
@@ -47,7 +47,21 @@ def quick_epsilon(event: events.Spent, delta: float) -> float | None:
         case events.Composed(events.PoissonSampled(rate, events.GaussianRelease(ratio)), count):
             sampled = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio))
             return float(RdpAccountant(QUICK).compose(sampled, count).get_epsilon(delta))
-        case events.Composed(events.RenyiRelease()):
+        case events.Composed(
+            events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)),
+            count,
+        ):
+            drawn = dp.SampledWithoutReplacementDpEvent(
+                population, cohort, dp.GaussianDpEvent(ratio)
+            )
+            accountant = RdpAccountant(QUICK, dp.NeighboringRelation.REPLACE_ONE)
+            return float(accountant.compose(drawn, count).get_epsilon(delta))
+        case events.Composed(events.Dominated(by), count):
+            return quick_epsilon(events.Composed(by, count), delta)
+        case events.Composed(events.Proven(ways), count):
+            found = [quick_epsilon(events.Composed(way, count), delta) for way in ways]
+            return min((one for one in found if one is not None), default=None)
+        case events.Composed(events.RenyiRelease() | events.GaussianRelease()):
             return epsilon(event, delta)
     return None
 
@@ -98,8 +112,12 @@ def _composed(event: events.Round, count: int) -> Loss | None:
             return _best([_composed(way, count) for way in ways])
         case events.RenyiRelease(divergences, escape, distance):
             return Renyi(count * np.array(divergences), count * escape, count * distance)
+        case events.Dominated(by, escape, distance):
+            loss = _composed(by, count)
+            return None if loss is None else Aside(loss, count * escape, count * distance)
         case events.GaussianRelease(ratio):  # composes in closed form
-            event, count = events.GaussianRelease(ratio / math.sqrt(count)), 1
+            hopeless = ratio < LEAST_RATIO * math.sqrt(count)
+            return None if hopeless else GaussianMixture(ratio, np.array([count]), np.ones(1))
     if _hopeless(event):
         return None
     once = _one_round(event)
@@ -128,6 +146,9 @@ def _attended(event: events.Attended) -> Loss | None:
             mean = float(times @ chances)
             mixed = Renyi.mixed(np.array(divergences), times, chances)
             return Renyi(mixed, mean * escape, mean * distance)
+        case events.Dominated(by, escape, distance):
+            mean, loss = float(times @ chances), _attended(replace(event, event=by))
+            return None if loss is None else Aside(loss, mean * escape, mean * distance)
         case events.GaussianRelease(ratio):
             return None if ratio < LEAST_RATIO else GaussianMixture(ratio, times, chances)
         case release:
@@ -152,10 +173,6 @@ def _one_round(event: events.Round) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     match event:
-        case events.GaussianRelease(ratio):
-            return pld.from_gaussian_mechanism(
-                ratio, value_discretization_interval=_interval(ratio)
-            )
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
             return pld.from_gaussian_mechanism(
                 ratio, sampling_prob=rate, value_discretization_interval=_interval(ratio, rate)
