@@ -131,9 +131,11 @@ class Recipe:
         """Whether one with this view cannot tell who took part, so that sampling amplifies.
 
         Clients that bring their own noise to a cohort of random size make the amount of noise
-        tell how many came; then who took part counts as known.
+        tell how many came, and so does a cohort in which some may bring none (`honest`); then who
+        took part counts as known.
         """
-        return view == "models" and (self.noise.at == "server" or self.cohort.fixed)
+        alike = self.cohort.fixed and self.cohort.honest is None
+        return view == "models" and (self.noise.at == "server" or alike)
 
     def least_arrivals(self, population: int) -> int:
         """How many must come for a round to count: the noise that clients bring was promised."""

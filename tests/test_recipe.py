@@ -241,3 +241,16 @@ def test_silence_is_not_private_in_any_view() -> None:
     assert Silent().settled
     for view in VIEWS:
         assert math.isinf(guarantee(algorithms.clipped_fedavg(), 10, 100, 1, 1e-5, view).epsilon)
+
+
+def test_noise_that_some_may_not_bring_is_not_amplified() -> None:
+    """Whether the unit or one who brings no noise was drawn shows in the amount of noise."""
+    trusted = dataclasses.replace(
+        algorithms.dp_fedavg(noise_multiplier=2.0, noise_at="client"), cohort=FixedSize(25)
+    )
+    fewer = dataclasses.replace(trusted, cohort=FixedSize(25, honest=9))
+    assert isinstance(trusted.event(7, 100), events.SampledWithoutReplacement)
+    assert fewer.event(7, 100) == fewer.release(7, 100)
+    assert fewer.adjacency() == "replace-one"
+    at_server = dataclasses.replace(fewer, cohort=FixedSize(25), noise=Gaussian(2.0))
+    assert at_server.hidden("models")

@@ -39,7 +39,10 @@ def delta(event: events.Round | events.Spent, epsilon: float) -> float:
 
 
 def quick_epsilon(event: events.Spent, delta: float) -> float | None:
-    """A rough ε from above in a millisecond or two, for the rounds that have one; else None."""
+    """A rough ε in a millisecond or two, for the rounds that have one; else None.
+
+    From above, but for sampling without replacement, which is taken for Poisson sampling.
+    """
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
@@ -51,11 +54,8 @@ def quick_epsilon(event: events.Spent, delta: float) -> float | None:
             events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)),
             count,
         ):
-            drawn = dp.SampledWithoutReplacementDpEvent(
-                population, cohort, dp.GaussianDpEvent(ratio)
-            )
-            accountant = RdpAccountant(QUICK, dp.NeighboringRelation.REPLACE_ONE)
-            return float(accountant.compose(drawn, count).get_epsilon(delta))
+            alike = events.PoissonSampled(cohort / population, events.GaussianRelease(ratio))
+            return quick_epsilon(events.Composed(alike, count), delta)
         case events.Composed(events.Dominated(by), count):
             return quick_epsilon(events.Composed(by, count), delta)
         case events.Composed(events.Proven(ways), count):
@@ -226,17 +226,37 @@ def _gaussian_without_replacement(ratio: float, rate: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     kinds = privacy_loss_mechanism.AdjacencyType
-    both = [
-        privacy_loss_mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
+    bounds = [
+        privacy_loss_mechanism.GaussianPrivacyLoss(
+            ratio, sampling_prob=rate, adjacency_type=kind
+        ).connect_dots_bounds()
         for kind in (kinds.ADD, kinds.REMOVE)
     ]
-    bounds = [loss.connect_dots_bounds() for loss in both]
     interval = _interval(ratio, rate)
     low = math.floor(min(bound.epsilon_lower for bound in bounds) / interval)
     high = math.ceil(max(bound.epsilon_upper for bound in bounds) / interval)
-    steps = np.arange(low, high + 1)
-    curves = [np.asarray(loss.get_delta_for_epsilon(steps * interval)) for loss in both]
+    curve = without_replacement_curve(ratio, rate, np.arange(low, high + 1) * interval)
     # Rounding may break monotonicity by an ulp; running maxima from above stay an upper bound.
-    curve = np.maximum.accumulate(np.maximum(*curves)[::-1])[::-1]
+    curve = np.maximum.accumulate(curve[::-1])[::-1]
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, curve)
     return pld.PrivacyLossDistribution(pmf)
+
+
+def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of one round at each ε, of either sign.
+
+    q·H_{1+(e^ε−1)/q}(P‖Q) for ε ≥ 0, and e^ε·δ(−ε) + 1 − e^ε below.
+
+    >>> float(without_replacement_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
+    0.038292
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    size, mu = np.abs(epsilons), 1 / ratio
+    small = np.minimum(size, 1.0)
+    large = size - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(size, 1.0)))
+    inner = np.where(size <= 1, np.log1p(np.expm1(small) / rate), large)
+    lost = np.exp(inner + log_ndtr(-mu / 2 - inner / mu))
+    above = rate * np.maximum(ndtr(mu / 2 - inner / mu) - lost, 0.0)
+    below = np.exp(-size) * above - np.expm1(-size)
+    return np.asarray(np.where(epsilons >= 0, above, below))

@@ -19,13 +19,12 @@ from fedveil.parts.discrete import (
     TruncatedDiscreteLaplace,
     binomial_masses,
 )
-from fedveil.privacy import events, integers
+from fedveil.privacy import events, integers, together
 from fedveil.privacy.accounting import delta, epsilon
 from fedveil.privacy.cpsgd import composed_loss
 from fedveil.privacy.losses import Aside, GaussianMixture
 from fedveil.privacy.norms import Norms
-from fedveil.privacy.together import ORDERS, Charged, Plan, Way, _once
-from fedveil.privacy.together import epsilon as together
+from fedveil.privacy.together import ORDERS, Charged, Plan, Way
 from tests.privacy.test_integers import (
     CHANGES,
     Move,
@@ -35,7 +34,7 @@ from tests.privacy.test_integers import (
     worst_delta,
 )
 
-EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
+EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 40.0)  # escapes alone are left at 40
 DELTA = 1e-5
 
 Law = TruncatedDiscreteLaplace | Binomial | DiscreteGaussian
@@ -272,12 +271,14 @@ def test_a_divergence_holds_for_the_law_that_did_not_escape() -> None:
     width = math.log(x[1] - x[0])
     a, b = (stats.norm.logpdf(x, mean, ratio) + width for mean in (1, 0))
     q = math.log1p(-escape) + b  # and ⊥, where P' has nothing
-    found = _once(events.Dominated(events.GaussianRelease(ratio), escape, 1e-9))
+    found = together._once(events.Dominated(events.GaussianRelease(ratio), escape, 1e-9))
     for order, stated in zip(ORDERS[:7], found.orders[:7], strict=True):
         true = float(logsumexp(order * a + (1 - order) * q)) / (order - 1)
         assert stated == pytest.approx(true, rel=1e-6)
     assert (found.escape, found.distance) == (escape, 1e-9)
-    assert np.isinf(_once(events.Dominated(events.GaussianRelease(ratio), 1.0)).orders).all()
+    assert np.isinf(
+        together._once(events.Dominated(events.GaussianRelease(ratio), 1.0)).orders
+    ).all()
 
 
 def test_a_ledger_chooses_between_proofs_by_the_event_alone() -> None:
@@ -285,8 +286,8 @@ def test_a_ledger_chooses_between_proofs_by_the_event_alone() -> None:
     narrow = events.Dominated(events.GaussianRelease(2.0), 1e-9)
     wide = events.Dominated(events.GaussianRelease(1.9), 1e-20)
     poor = events.Dominated(events.GaussianRelease(1.0), 0.0)
-    found = _once(events.Proven((narrow, poor, wide)))
-    assert np.array_equal(found.orders, _once(wide).orders)
+    found = together._once(events.Proven((narrow, poor, wide)))
+    assert np.array_equal(found.orders, together._once(wide).orders)
     assert found.escape == 1e-20
 
 
@@ -297,7 +298,7 @@ def test_runs_with_different_noise_are_composed_by_what_dominates_them() -> None
         for noise in (DiscreteGaussian(20.0, 260), Binomial(2000))
     ]
     runs = [Charged(plan, 30, 30) for plan in plans]
-    found = together(runs, DELTA)
+    found = together.epsilon(runs, DELTA)
     masses = [drawn(DiscreteGaussian(20.0, 260), 1), binomial_masses(2000)]
     losses = [composed_loss(law, move * 30, 1e-4) for law in masses]
     both = float(losses[0].compose(losses[1]).get_epsilon_for_delta(DELTA))
