@@ -9,13 +9,14 @@ fit together is refused when it is built, with the two parts and what would fit.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from fedveil.errors import UserError
 from fedveil.parts.bound import AdaptiveClip, Bound, Unbounded
-from fedveil.parts.cohort import Cohort, Everyone
+from fedveil.parts.cohort import Cohort, Everyone, Poisson
 from fedveil.parts.local import Local
 from fedveil.parts.memory import ErrorCompensation, Memory, NoMemory
 from fedveil.parts.noise import Noise, Share, Silent
@@ -28,6 +29,7 @@ from fedveil.wire import Wire, bits_for
 
 View = Literal["models", "sum", "messages"]
 Unit = Literal["client", "example"]
+NOT_YET = (3e-7, 1e-8, 1e-10, 1e-13)  # chances that a cap is not reached, which are set aside
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,9 @@ class Recipe:
         if not self.hidden(view or self.view):
             return known
         hidden = events.Composed(self.cohort.amplify(release, population), rounds)
-        return hidden if self.cohort.cap is None else events.Either((hidden, known))
+        if self.cohort.cap is None:
+            return hidden
+        return events.Either((hidden, known, *_until_the_cap(self.cohort, hidden)))
 
     def attended(
         self, dim: int, population: int, rounds: int, view: View | None = None
@@ -182,6 +186,42 @@ class Recipe:
         sensitivity = message.sensitivity(self.adjacency())
         share = Share(self.cohort.expected(population), epsilon, delta)
         return replace(self, noise=self.noise.scaled(level, message, sensitivity, share))
+
+
+def _until_the_cap(cohort: Cohort, hidden: events.Composed) -> tuple[events.Composed, ...]:
+    """The sampled rounds by which a unit has almost surely taken part as often as its cap allows.
+
+    It takes part in no later one, but for the chance that is set aside. Only of fedveil's own
+    cohort is it known that its coins come up as often as their rate says.
+    """
+    event, cap = hidden.event, cohort.cap
+    if type(cohort) is not Poisson or cap is None or not isinstance(event, events.PoissonSampled):
+        return ()
+    found = ((chance, rounds_until(event.rate, cap, chance)) for chance in NOT_YET)
+    return tuple(
+        events.Composed(events.Dominated(event, distance=chance / rounds), rounds)
+        for chance, rounds in found
+        if rounds < hidden.count
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def rounds_until(rate: float, cap: int, chance: float) -> int:
+    """The least number of rounds with P(Bin(rounds, rate) < cap) ≤ chance.
+
+    >>> rounds_until(0.5, 1, 0.001), rounds_until(0.1, 5, 1e-9)
+    (10, 320)
+    """
+    from scipy.special import bdtr
+
+    low, high = 0, cap
+    while bdtr(cap - 1, high, rate) * (1 + 1e-6) > chance:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = bdtr(cap - 1, middle, rate) * (1 + 1e-6) <= chance
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def _refuse_misfits(recipe: Recipe) -> None:

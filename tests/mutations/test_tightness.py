@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
+from fedveil import recipe
 from fedveil.parts import cohort, discrete
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
 from fedveil.privacy import accounting, integers, losses, together
 from fedveil.recipe import Recipe
 
-from ..privacy import test_accounting, test_dominated
+from ..privacy import test_accounting, test_capped, test_dominated
 from ..privacy.test_dominated import CHANGES
 from ..test_recipe import test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise
 from .making import Mutation, line, named, require_caught
@@ -137,6 +138,24 @@ SETTINGS = [
         line(Recipe, "hidden", ("and self.cohort.honest is None", "")),
         "honest clients of a fixed cohort",
         amplified_noise,
+    ),
+    Mutation(
+        "a cap is taken for reached one round early",
+        line(recipe, "rounds_until", ("    return high", "    return max(high - 1, 1)")),
+        "the least rounds that reach a cap",
+        lambda: test_capped.test_the_rounds_are_the_least_that_reach_the_cap(0.3, 7, 1e-8),
+    ),
+    Mutation(
+        "a cap that is not reached is not set aside",
+        line(recipe, "_until_the_cap", (", distance=chance / rounds", "")),
+        "a run far beyond its cap",
+        lambda: test_capped.test_the_chance_that_the_cap_is_not_reached_is_set_aside(),
+    ),
+    Mutation(
+        "any cohort is taken to come up as often as its rate says",
+        line(recipe, "_until_the_cap", ("type(cohort) is not Poisson or", "")),
+        "other cohorts",
+        test_capped.test_a_short_run_and_other_cohorts_are_counted_as_before,
     ),
     Mutation(
         "a fixed-size curve of one direction",
