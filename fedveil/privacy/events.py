@@ -116,7 +116,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Either:
-    """One run with two proofs: the better one counts."""
+    """One run with several proofs: the best one counts."""
 
     ways: tuple[Composed, ...]
 
