@@ -203,12 +203,17 @@ def test_a_cap_limits_what_a_view_of_participants_can_cost() -> None:
 
 def test_a_cap_helps_the_models_too_where_it_is_worth_more_than_sampling() -> None:
     once = algorithms.dp_fedavg(rate=0.5, noise_multiplier=2.0, cap=1)
-    assert once.spent(10, 100, 50) == events.Either(
-        (
-            events.Composed(events.PoissonSampled(0.5, events.GaussianRelease(2.0)), 50),
-            events.Composed(events.GaussianRelease(2.0), 1),
-        )
+    spent = once.spent(10, 100, 50)
+    assert isinstance(spent, events.Either)
+    sampled = events.PoissonSampled(0.5, events.GaussianRelease(2.0))
+    assert spent.ways[:2] == (
+        events.Composed(sampled, 50),
+        events.Composed(events.GaussianRelease(2.0), 1),
     )
+    for way in spent.ways[2:]:  # until the cap is reached
+        assert isinstance(way.event, events.Dominated)
+        assert way.event.by == sampled
+        assert way.count < 50
     single = algorithms.dp_fedavg(rate=1.0, noise_multiplier=2.0)
     assert guarantee(once, 10, 100, 50, 1e-5).epsilon == pytest.approx(
         guarantee(single, 10, 100, 1, 1e-5).epsilon, rel=1e-3

@@ -42,10 +42,12 @@ class Plan:
     adjacencies: tuple[Adjacency, ...]
 
     def spent(self, rounds: int) -> events.Spent:
-        """As `Recipe.spent` has it: so many rounds, the better proof of two."""
+        """As `Recipe.spent` has it: so many rounds, the best proof of several."""
+        unlimited = [event for event, most in self.ways if most is None]
         ways = tuple(
             events.Composed(event, rounds if most is None else min(rounds, most))
             for event, most in self.ways
+            if most is None or rounds > most or not _same_with_aside(event, unlimited)
         )
         return ways[0] if len(ways) == 1 else events.Either(ways)
 
@@ -64,6 +66,11 @@ class Plan:
         """The plan that `plain` wrote down."""
         ways = (Way(event_from_plain(way["event"]), way["most"]) for way in plain["ways"])
         return Plan(tuple(ways), tuple(plain["adjacencies"]))
+
+
+def _same_with_aside(event: events.Round, others: Sequence[events.Round]) -> bool:
+    """Whether it is another proof's event with something set aside: worse for as many rounds."""
+    return isinstance(event, events.Dominated) and event.by in others
 
 
 def plan(recipe: Recipe, dim: int, population: int, view: View) -> Plan:
