@@ -9,6 +9,7 @@ fit together is refused when it is built, with the two parts and what would fit.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
@@ -28,6 +29,7 @@ from fedveil.wire import Wire, bits_for
 
 View = Literal["models", "sum", "messages"]
 Unit = Literal["client", "example"]
+NOT_YET = (3e-7, 1e-8, 1e-10, 1e-13)  # chances that a cap is not reached, which are set aside
 
 
 @dataclass(frozen=True)
@@ -134,9 +136,11 @@ class Recipe:
         """Whether one with this view cannot tell who took part, so that sampling amplifies.
 
         Clients that bring their own noise to a cohort of random size make the amount of noise
-        tell how many came; then who took part counts as known.
+        tell how many came, and so does a cohort in which some may bring none (`honest`); then who
+        took part counts as known.
         """
-        return view == "models" and (self.noise.at == "server" or self.cohort.fixed)
+        alike = self.cohort.fixed and self.cohort.honest is None
+        return view == "models" and (self.noise.at == "server" or alike)
 
     def least_arrivals(self, population: int) -> int:
         """How many must come for a round to count: the noise that clients bring was promised."""
@@ -168,7 +172,9 @@ class Recipe:
         if not self.hidden(view or self.view):
             return known
         hidden = events.Composed(self._amplified(release, population), rounds)
-        return hidden if self.cohort.cap is None else events.Either((hidden, known))
+        if self.cohort.cap is None:
+            return hidden
+        return events.Either((hidden, known, *_until_the_cap(self.cohort, hidden)))
 
     def attended(
         self, dim: int, population: int, rounds: int, view: View | None = None
@@ -215,6 +221,42 @@ def foreign(part: object) -> bool:
     """Whether a part's class is not fedveil's own; a subclass of one is not either."""
     part = getattr(part, "stranger", part)  # what stands in for one after a crash
     return type(part).__module__.partition(".")[0] != "fedveil"
+
+
+def _until_the_cap(cohort: Cohort, hidden: events.Composed) -> tuple[events.Composed, ...]:
+    """The sampled rounds by which a unit has almost surely taken part as often as its cap allows.
+
+    It takes part in no later one, but for the chance that is set aside. Only of fedveil's own
+    cohort is it known that its coins come up as often as their rate says.
+    """
+    event, cap = hidden.event, cohort.cap
+    if type(cohort) is not Poisson or cap is None or not isinstance(event, events.PoissonSampled):
+        return ()
+    found = ((chance, rounds_until(event.rate, cap, chance)) for chance in NOT_YET)
+    return tuple(
+        events.Composed(events.Dominated(event, distance=chance / rounds), rounds)
+        for chance, rounds in found
+        if rounds < hidden.count
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def rounds_until(rate: float, cap: int, chance: float) -> int:
+    """The least number of rounds with P(Bin(rounds, rate) < cap) ≤ chance.
+
+    >>> rounds_until(0.5, 1, 0.001), rounds_until(0.1, 5, 1e-9)
+    (10, 320)
+    """
+    from scipy.special import bdtr
+
+    low, high = 0, cap
+    while bdtr(cap - 1, high, rate) * (1 + 1e-6) > chance:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = bdtr(cap - 1, middle, rate) * (1 + 1e-6) <= chance
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def _refuse_misfits(recipe: Recipe) -> None:

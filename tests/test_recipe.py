@@ -106,16 +106,17 @@ def test_every_algorithm_s_cohort_and_accounting_share_one_adjacency() -> None:
         if not recipe.noise.settled:
             recipe = recipe.with_noise(2.0, dim=10, population=100, epsilon=1.0, delta=1e-5)
         event = recipe.event(10, 100, "models")
-        if isinstance(event, events.Proven):
-            event = event.ways[0]
-        if isinstance(event, events.PoissonSampled):
-            assert recipe.adjacency("models") == "add-remove"
-        if isinstance(event, events.SampledWithoutReplacement):
-            assert recipe.adjacency("models") == "replace-one"
-        sampled.add((type(event).__name__, recipe.name))
+        for way in event.ways if isinstance(event, events.Proven) else (event,):
+            kind = way.by if isinstance(way, events.Dominated) else way
+            if isinstance(kind, events.PoissonSampled):
+                assert recipe.adjacency("models") == "add-remove"
+            if isinstance(kind, events.SampledWithoutReplacement):
+                assert recipe.adjacency("models") == "replace-one"
+            sampled.add((type(kind).__name__, recipe.name))
     kinds = {"PoissonSampled": {"dp_sgd", "dp_lsgd"}}
     kinds["SampledWithoutReplacement"] = {
         "dp_fedavg", "dp_fedavg_adaptive", "dp_norm_fedavg", "dp_norm_fedavg_qtdl",
+        "dp_norm_fedavg_binomial", "dp_norm_fedavg_discrete", "dp_norm_fedavg_secagg",
     }  # fmt: skip
     for kind, names in kinds.items():
         assert {name for found, name in sampled if found == kind} == names
@@ -228,12 +229,17 @@ def test_noise_is_calibrated_without_a_cap_that_the_adversary_keeps() -> None:
 
 def test_a_cap_helps_the_models_too_where_it_is_worth_more_than_sampling() -> None:
     once = algorithms.dp_fedavg(rate=0.5, noise_multiplier=2.0, cap=1)
-    assert once.spent(10, 100, 50) == events.Either(
-        (
-            events.Composed(events.PoissonSampled(0.5, events.GaussianRelease(2.0)), 50),
-            events.Composed(events.GaussianRelease(2.0), 1),
-        )
+    spent = once.spent(10, 100, 50)
+    assert isinstance(spent, events.Either)
+    sampled = events.PoissonSampled(0.5, events.GaussianRelease(2.0))
+    assert spent.ways[:2] == (
+        events.Composed(sampled, 50),
+        events.Composed(events.GaussianRelease(2.0), 1),
     )
+    for way in spent.ways[2:]:  # until the cap is reached
+        assert isinstance(way.event, events.Dominated)
+        assert way.event.by == sampled
+        assert way.count < 50
     single = algorithms.dp_fedavg(rate=1.0, noise_multiplier=2.0)
     assert guarantee(once, 10, 100, 50, 1e-5).epsilon == pytest.approx(
         guarantee(single, 10, 100, 1, 1e-5).epsilon, rel=1e-3
@@ -280,3 +286,16 @@ def test_residues_hold_the_sum_of_a_whole_cohort_and_are_no_wider_than_they_need
             assert wire.settle(np.array([total])).tolist() == [total]
         spare.append(2 ** (wire.bits - 1) / most)
     assert 1 < min(spare) < 2 < max(spare) <= 4
+
+
+def test_noise_that_some_may_not_bring_is_not_amplified() -> None:
+    """Whether the unit or one who brings no noise was drawn shows in the amount of noise."""
+    trusted = dataclasses.replace(
+        algorithms.dp_fedavg(noise_multiplier=2.0, noise_at="client"), cohort=FixedSize(25)
+    )
+    fewer = dataclasses.replace(trusted, cohort=FixedSize(25, honest=9))
+    assert isinstance(trusted.event(7, 100), events.SampledWithoutReplacement)
+    assert fewer.event(7, 100) == fewer.release(7, 100)
+    assert fewer.adjacency() == "replace-one"
+    at_server = dataclasses.replace(fewer, cohort=FixedSize(25), noise=Gaussian(2.0))
+    assert at_server.hidden("models")

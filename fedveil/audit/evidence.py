@@ -236,14 +236,14 @@ def attendance_p(training: Training, taken: np.ndarray) -> float:
 
 
 def accounted_rate(training: Training) -> float:
-    """The chance to take part that the accounting of models counts on; 1 where there is none."""
+    """The least chance to take part that an accounting of models counts on; 1 if none does."""
     event = training.recipe.event(training.task.dim, training.data.clients, "models")
-    return max(_rates(event.ways if isinstance(event, events.Proven) else (event,)))
+    return min(_rates(event.ways if isinstance(event, events.Proven) else (event,)))
 
 
 def _rates(ways: tuple[events.Round, ...]) -> Iterator[float]:
     for way in ways:
-        match way:
+        match way.by if isinstance(way, events.Dominated) else way:
             case events.PoissonSampled(rate):
                 yield min(rate, 1.0)
             case events.SampledWithoutReplacement(cohort, population):

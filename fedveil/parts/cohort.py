@@ -6,7 +6,7 @@ sure to arrive in a round whose noise the clients bring: with fewer the round is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -123,6 +123,8 @@ class Poisson:
         """Poisson subsampling; a cap looks at the unit's own past coins only."""
         if isinstance(event, events.Proven):
             return events.Proven(tuple(self.amplify(way, population) for way in event.ways))
+        if isinstance(event, events.Dominated):
+            return _sampled(event, self.amplify(event.by, population), self.rate)
         if isinstance(event, events.GaussianRelease | events.ApproximateRelease):
             return events.PoissonSampled(self.rate, event)
         return event
@@ -173,9 +175,18 @@ class FixedSize:
             return events.Proven(tuple(self.amplify(way, population) for way in event.ways))
         if self.cap is not None:
             return event
+        if isinstance(event, events.Dominated):
+            return _sampled(event, self.amplify(event.by, population), self.clients / population)
         if isinstance(event, events.GaussianRelease | events.ApproximateRelease):
             return events.SampledWithoutReplacement(self.clients, population, event)
         return event
+
+
+def _sampled(event: events.Dominated, by: events.Round, rate: float) -> events.Round:
+    """A sampled pair dominates the sampled release, and escapes only where the unit is drawn."""
+    if isinstance(by, events.PoissonSampled | events.SampledWithoutReplacement):
+        return replace(event, by=by, escape=rate * event.escape)
+    return event
 
 
 def _may(population: int, cap: int | None, taken: Taken) -> np.ndarray:

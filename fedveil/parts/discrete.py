@@ -24,6 +24,7 @@ from fedveil.privacy.norms import Norms
 from fedveil.samplers import Table, binomial_table, gaussian_table, laplace_table
 
 WIDTHS, BEYOND = 10.0, 4e-22  # deviations of a binomial, and a bound on its mass beyond them
+FAR = 24.0  # deviations beyond which nothing can be seen of tails that are looked at
 
 
 class _OnMessages(ABC):
@@ -122,10 +123,12 @@ class TruncatedDiscreteLaplace(_OnMessages):
         normalizer = 1 / float(self.masses(message)[m])
         values = integers.laplace_divergences(alpha, normalizer, steps)
         aside = (1 + math.exp(min(pure, 700.0))) * error
+        law = _laplace_steps(alpha, m)
         return events.Proven(
             (
                 events.ApproximateRelease(pure, min(escape + aside, 1.0)),
                 events.RenyiRelease(integers.conditioned(values, escape), escape, error),
+                *_dominated(integers.dominating(law, steps, integers.even_core(law)), error),
             )
         )
 
@@ -217,7 +220,7 @@ class Binomial(_OnMessages):
     def event(
         self, message: Norms, sensitivity: Norms, summands: float, expected: float
     ) -> events.Release:
-        """Rényi divergences by the mass function of Bin(summands·N, ½), and its escapes."""
+        """The Gaussian that dominates Bin(summands·N, ½), or its Rényi divergences beside it."""
         trials = settled_amount(self, self.trials) * max(int(summands), 1)
         steps = sensitivity.steps
         masses = binomial_masses(trials)
@@ -227,9 +230,14 @@ class Binomial(_OnMessages):
                 f"binomial noise of {trials} trials does not cover messages that can differ by "
                 f"{steps.linf} steps"
             )
-        values = integers.divergences(masses, steps)
         error = max(int(summands), 1) * message.dim * (_error(binomial_reach(trials)) + BEYOND)
-        return events.RenyiRelease(integers.conditioned(values, escape), escape, error)
+        normal = integers.dominating(_binomial_steps(trials), steps)
+        ways = _dominated(normal, error)
+        if normal and _as_good_as_gaussian(normal[0], math.sqrt(trials) / 2 / steps.l2):
+            return events.Proven(ways)
+        values = integers.divergences(masses, steps)
+        renyi = events.RenyiRelease(integers.conditioned(values, escape), escape, error)
+        return events.Proven((renyi, *ways))
 
 
 @dataclass(frozen=True)
@@ -270,7 +278,10 @@ class DiscreteGaussian(_OnMessages):
     def event(
         self, message: Norms, sensitivity: Norms, summands: float, expected: float
     ) -> events.Release:
-        """α·Δ₂²/(2hσ²) for h summands, what their sum lacks of a discrete Gaussian, and the cut."""
+        """α·Δ₂²/(2hσ²) for h summands, what their sum lacks of a discrete Gaussian, and the cut.
+
+        Or the Gaussian that dominates it.
+        """
         sigma, m = settled_amount(self, self.sigma), settled_amount(self, self.support)
         holds = max(int(summands), 1)
         orders = integers.ALPHAS[:, 0]
@@ -278,7 +289,9 @@ class DiscreteGaussian(_OnMessages):
         roughness = message.dim * sum_roughness(sigma, holds)
         values = concentrated + (2 * orders - 1) / (orders - 1) * roughness
         distance = holds * message.dim * (_tail(sigma, m) + _error(m))
-        return events.RenyiRelease(tuple(float(v) for v in values), 0.0, min(distance, 1.0))
+        renyi = events.RenyiRelease(tuple(float(v) for v in values), 0.0, min(distance, 1.0))
+        normal = integers.dominating(_gaussian_steps(sigma, holds), sensitivity.steps)
+        return events.Proven((renyi, *_dominated(normal, renyi.distance)))
 
 
 def sum_roughness(sigma: float, summands: int) -> float:
@@ -308,6 +321,41 @@ def binomial_masses(trials: int) -> np.ndarray:
     logs = np.cumsum(np.log((trials / 2 - y + 1) / (trials / 2 + y)))
     weights = np.exp(np.concatenate([logs[::-1], [0.0], logs]))
     return np.asarray(weights / weights.sum())
+
+
+@functools.lru_cache(maxsize=64)
+def _binomial_steps(trials: int) -> integers.Steps | None:
+    reach = min(trials // 2, math.ceil(FAR * math.sqrt(trials) / 2))
+    y = np.arange(1, min(reach, integers.MOST_VALUES) + 1)
+    logs = np.cumsum(np.log((trials / 2 - y + 1) / (trials / 2 + y)))
+    return integers.steps_of(np.append(0.0, logs), whole=reach == trials // 2)
+
+
+@functools.lru_cache(maxsize=64)
+def _gaussian_steps(sigma: float, summands: int) -> integers.Steps | None:
+    total = sigma * math.sqrt(summands)
+    y = np.arange(min(math.ceil(FAR * total) + 1, integers.MOST_VALUES) + 1)
+    return integers.steps_of(-(y**2) / (2 * total**2), False, sum_roughness(sigma, summands))
+
+
+@functools.lru_cache(maxsize=64)
+def _laplace_steps(alpha: float, support: int) -> integers.Steps | None:
+    y = np.arange(min(support, integers.MOST_VALUES) + 1)
+    return integers.steps_of(-alpha * y, whole=True)
+
+
+def _dominated(
+    normal: tuple[integers.Normal, ...], distance: float
+) -> tuple[events.Dominated, ...]:
+    return tuple(
+        events.Dominated(events.GaussianRelease(ratio), escape, distance)
+        for ratio, escape in normal
+    )
+
+
+def _as_good_as_gaussian(normal: integers.Normal, ratio: float) -> bool:
+    """Whether no Rényi bound can compare: converting one costs more than 1% of a ratio."""
+    return normal.escape <= integers.ESCAPES[0] and normal.ratio >= 0.99 * ratio
 
 
 def binomial_reach(trials: int) -> int:

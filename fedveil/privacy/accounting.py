@@ -14,7 +14,7 @@ import numpy as np
 
 from fedveil.errors import UserError
 from fedveil.privacy import events
-from fedveil.privacy.losses import Best, GaussianMixture, Loss, Renyi, Rounded, Weighted
+from fedveil.privacy.losses import Aside, Best, GaussianMixture, Loss, Renyi, Rounded, Weighted
 
 INTERVAL = 1e-3  # losses are rounded up to multiples of it (connect-the-dots keeps that tight)
 POINTS = 30_000  # about so many of them at most: large losses are rounded more coarsely
@@ -39,7 +39,10 @@ def delta(event: events.Round | events.Spent, epsilon: float) -> float:
 
 
 def quick_epsilon(event: events.Spent, delta: float) -> float | None:
-    """A rough ε from above in a millisecond or two, for the rounds that have one; else None."""
+    """A rough ε in a millisecond or two, for the rounds that have one; else None.
+
+    From above, but for sampling without replacement, which is taken for Poisson sampling.
+    """
     import dp_accounting as dp
     from dp_accounting.rdp import RdpAccountant
 
@@ -47,7 +50,18 @@ def quick_epsilon(event: events.Spent, delta: float) -> float | None:
         case events.Composed(events.PoissonSampled(rate, events.GaussianRelease(ratio)), count):
             sampled = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio))
             return float(RdpAccountant(QUICK).compose(sampled, count).get_epsilon(delta))
-        case events.Composed(events.RenyiRelease()):
+        case events.Composed(
+            events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)),
+            count,
+        ):
+            alike = events.PoissonSampled(cohort / population, events.GaussianRelease(ratio))
+            return quick_epsilon(events.Composed(alike, count), delta)
+        case events.Composed(events.Dominated(by), count):
+            return quick_epsilon(events.Composed(by, count), delta)
+        case events.Composed(events.Proven(ways), count):
+            found = [quick_epsilon(events.Composed(way, count), delta) for way in ways]
+            return min((one for one in found if one is not None), default=None)
+        case events.Composed(events.RenyiRelease() | events.GaussianRelease()):
             return epsilon(event, delta)
     return None
 
@@ -98,8 +112,12 @@ def _composed(event: events.Round, count: int) -> Loss | None:
             return _best([_composed(way, count) for way in ways])
         case events.RenyiRelease(divergences, escape, distance):
             return Renyi(count * np.array(divergences), count * escape, count * distance)
+        case events.Dominated(by, escape, distance):
+            loss = _composed(by, count)
+            return None if loss is None else Aside(loss, count * escape, count * distance)
         case events.GaussianRelease(ratio):  # composes in closed form
-            event, count = events.GaussianRelease(ratio / math.sqrt(count)), 1
+            hopeless = ratio < LEAST_RATIO * math.sqrt(count)
+            return None if hopeless else GaussianMixture(ratio, np.array([count]), np.ones(1))
     if _hopeless(event):
         return None
     once = _one_round(event)
@@ -128,6 +146,9 @@ def _attended(event: events.Attended) -> Loss | None:
             mean = float(times @ chances)
             mixed = Renyi.mixed(np.array(divergences), times, chances)
             return Renyi(mixed, mean * escape, mean * distance)
+        case events.Dominated(by, escape, distance):
+            mean, loss = float(times @ chances), _attended(replace(event, event=by))
+            return None if loss is None else Aside(loss, mean * escape, mean * distance)
         case events.GaussianRelease(ratio):
             return None if ratio < LEAST_RATIO else GaussianMixture(ratio, times, chances)
         case release:
@@ -152,10 +173,6 @@ def _one_round(event: events.Round) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     match event:
-        case events.GaussianRelease(ratio):
-            return pld.from_gaussian_mechanism(
-                ratio, value_discretization_interval=_interval(ratio)
-            )
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
             return pld.from_gaussian_mechanism(
                 ratio, sampling_prob=rate, value_discretization_interval=_interval(ratio, rate)
@@ -209,17 +226,37 @@ def _gaussian_without_replacement(ratio: float, rate: float) -> Any:
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     kinds = privacy_loss_mechanism.AdjacencyType
-    both = [
-        privacy_loss_mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
+    bounds = [
+        privacy_loss_mechanism.GaussianPrivacyLoss(
+            ratio, sampling_prob=rate, adjacency_type=kind
+        ).connect_dots_bounds()
         for kind in (kinds.ADD, kinds.REMOVE)
     ]
-    bounds = [loss.connect_dots_bounds() for loss in both]
     interval = _interval(ratio, rate)
     low = math.floor(min(bound.epsilon_lower for bound in bounds) / interval)
     high = math.ceil(max(bound.epsilon_upper for bound in bounds) / interval)
-    steps = np.arange(low, high + 1)
-    curves = [np.asarray(loss.get_delta_for_epsilon(steps * interval)) for loss in both]
+    curve = without_replacement_curve(ratio, rate, np.arange(low, high + 1) * interval)
     # Rounding may break monotonicity by an ulp; running maxima from above stay an upper bound.
-    curve = np.maximum.accumulate(np.maximum(*curves)[::-1])[::-1]
+    curve = np.maximum.accumulate(curve[::-1])[::-1]
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, curve)
     return pld.PrivacyLossDistribution(pmf)
+
+
+def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of one round at each ε, of either sign.
+
+    q·H_{1+(e^ε−1)/q}(P‖Q) for ε ≥ 0, and e^ε·δ(−ε) + 1 − e^ε below.
+
+    >>> float(without_replacement_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
+    0.038292
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    size, mu = np.abs(epsilons), 1 / ratio
+    small = np.minimum(size, 1.0)
+    large = size - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(size, 1.0)))
+    inner = np.where(size <= 1, np.log1p(np.expm1(small) / rate), large)
+    lost = np.exp(inner + log_ndtr(-mu / 2 - inner / mu))
+    above = rate * np.maximum(ndtr(mu / 2 - inner / mu) - lost, 0.0)
+    below = np.exp(-size) * above - np.expm1(-size)
+    return np.asarray(np.where(epsilons >= 0, above, below))

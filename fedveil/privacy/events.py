@@ -70,13 +70,26 @@ class SampledWithoutReplacement:
 
 
 @dataclass(frozen=True)
+class Dominated:
+    """A release that distinguishes neighbours no better than the event `by`, but for two chances.
+
+    With chance `escape` an output of either law is impossible under the other, and both laws are
+    within `distance` of the real ones, in total variation.
+    """
+
+    by: GaussianRelease | PoissonSampled | SampledWithoutReplacement
+    escape: float = 0.0
+    distance: float = 0.0
+
+
+@dataclass(frozen=True)
 class Proven:
     """One release with several proofs; over all rounds the best of them counts."""
 
     ways: tuple[Round, ...]
 
 
-Release = NonPrivate | GaussianRelease | ApproximateRelease | RenyiRelease | Proven
+Release = NonPrivate | GaussianRelease | ApproximateRelease | RenyiRelease | Dominated | Proven
 Round = Release | PoissonSampled | SampledWithoutReplacement
 
 
@@ -103,7 +116,7 @@ class Attended:
 
 @dataclass(frozen=True)
 class Either:
-    """One run with two proofs: the better one counts."""
+    """One run with several proofs: the best one counts."""
 
     ways: tuple[Composed, ...]
 

@@ -2,12 +2,15 @@
 
 Neighbours' messages differ by whole numbers Δ_1..Δ_d of which only norms are known. Every bound
 here is of one form: a coordinate that moves by j costs c(j), so Σ c(|Δ_i|) is at most
-Δ₁·max_j c(j)/j, and at most Δ₂²·max_j c(j)/j², with j from 1 to Δ∞.
+Δ₁·max_j c(j)/j, and at most Δ₂²·max_j c(j)/j², with j from 1 to Δ∞. Costs are logarithms of
+moments, of chances not to escape, or squared distances of the normal laws that dominate a move.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +19,12 @@ from fedveil.privacy.norms import Norms
 
 FEW = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0, 1024.0)  # for slow sums
 ALPHAS = np.array(ORDERS)[:, None]  # against moves in a row
+LEAST_TAIL = 2.0**-190  # where scipy's normal quantile has been checked
+MOST_VALUES = 2**20  # of a law whose steps are looked at one by one
+MILLS = 1.26  # above Φ(z)/φ(z) for z ≤ 0
+ERROR = 2.0**-46  # of a logarithmic mass for each value of a law, and of a normal quantile
+ESCAPES = (1e-20, 1e-14, 1e-9)  # that are set aside to leave out the steps of a law's tails
+BETTER = 1.002  # by so much a ratio must gain to be worth a larger escape
 
 
 def moves(steps: Norms) -> np.ndarray:
@@ -43,10 +52,14 @@ def escape(masses: np.ndarray, steps: Norms) -> float:
     reach = int(steps.linf)
     if reach >= len(masses):
         return 1.0
-    top = np.cumsum(masses[::-1][:reach])
-    if top[-1] >= 1:
+    return _any_escape(np.cumsum(masses[::-1][:reach]), steps)
+
+
+def _any_escape(chances: np.ndarray, steps: Norms) -> float:
+    """The chance that any coordinate escapes, where one that moves by j does with chances[j−1]."""
+    if chances.max(initial=0.0) >= 1:
         return 1.0
-    return -math.expm1(-float(worst(-np.log1p(-top), steps)))
+    return -math.expm1(-float(worst(-np.log1p(-chances), steps)))
 
 
 def laplace_divergences(alpha: float, normalizer: float, steps: Norms) -> np.ndarray:
@@ -89,3 +102,89 @@ def conditioned(values: np.ndarray, escape: float) -> tuple[float, ...]:
     orders = ALPHAS[:, 0]
     grown = values + orders / (orders - 1) * -math.log1p(-escape)
     return tuple(float(value) for value in grown)
+
+
+class Steps(NamedTuple):
+    """A symmetric law of whole numbers as a normal one in steps: Z(k − ½) = Φ⁻¹(P(Y < k)).
+
+    `tails` are P(Y ≥ k) for k = 1, 2, …; `steepest` the largest Z(x) − Z(x − 1) over all x within
+    k − ½ of zero. `whole` says whether the law ends where they do.
+    """
+
+    tails: np.ndarray
+    steepest: np.ndarray
+    whole: bool
+
+
+def steps_of(logs: np.ndarray, whole: bool, rough: float = 0.0) -> Steps | None:
+    """The steps of a law with logarithmic weights `logs` at 0, 1, …, and the same at −1, −2, ….
+
+    Weights within a factor e^±rough of the true ones give steps that are not below the true ones.
+    None if there are too many values to look at.
+    """
+    from scipy.special import ndtri
+
+    if len(logs) > MOST_VALUES or not math.isfinite(rough):
+        return None
+    weights = np.exp(logs)
+    beyond = np.cumsum(weights[:0:-1])[::-1]  # of the values from k on, small ones added first
+    tails = beyond / (weights[0] + 2 * beyond[0])
+    seen = tails >= LEAST_TAIL
+    z = -ndtri(tails[seen])
+    if not len(z):
+        return None
+    rises = np.append(2 * z[:1], np.diff(z)) + 2 * MILLS * rough
+    slack = 2 * (MILLS * (len(logs) + 100) + 1) * ERROR
+    steepest = np.maximum.accumulate(rises + slack)
+    return Steps(tails[seen] * math.exp(rough), steepest, whole and bool(seen.all()))
+
+
+class Normal(NamedTuple):
+    """A Gaussian release of this ratio dominates, but for a chance to escape."""
+
+    ratio: float
+    escape: float
+
+
+def dominating(law: Steps | None, steps: Norms, cores: Iterable[int] = ()) -> tuple[Normal, ...]:
+    """Gaussian releases that dominate the law against moves within the norms, least escape first.
+
+    One for each core, the values −m..m of which the steps count; without any, the least ones that
+    keep to ESCAPES. A larger escape must be worth it.
+    """
+    if law is None:
+        return ()
+    found: list[Normal] = []
+    for core in sorted(cores or _cores(law, steps), reverse=True):
+        escape = core_escape(law, steps, core)
+        ratio = 1 / (float(law.steepest[core - 1]) * steps.l2)
+        if escape < 1 and (not found or ratio > BETTER * found[-1].ratio):
+            found.append(Normal(ratio, escape))
+    return tuple(found)
+
+
+def even_core(law: Steps | None) -> tuple[int, ...]:
+    """The largest core whose steps are hardly steeper than the one at zero."""
+    if law is None:
+        return ()
+    return (int(np.searchsorted(law.steepest, 1.01 * law.steepest[0], side="right")),)
+
+
+def core_escape(law: Steps, steps: Norms, core: int) -> float:
+    """1 − Π(1 − P(Y > core − |Δ_i|)), at most."""
+    reach = int(steps.linf)
+    return 1.0 if reach > core else _any_escape(law.tails[core - reach : core][::-1], steps)
+
+
+def _cores(law: Steps, steps: Norms) -> set[int]:
+    """The least that keep to ESCAPES; all of a law that ends before."""
+    last, found = len(law.tails), set()
+    for most in ESCAPES:
+        low, high = 0, last
+        while high - low > 1:
+            middle = (low + high) // 2
+            enough = core_escape(law, steps, middle) <= most
+            low, high = (low, middle) if enough else (middle, high)
+        if law.whole or core_escape(law, steps, high) <= most:
+            found.add(high)
+    return found

@@ -75,25 +75,16 @@ class Renyi:
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         converted, _ = compute_delta(ORDERS, self.divergences, epsilon)
-        return min(float(converted) + self._aside(epsilon), 1.0)
+        return min(float(converted) + _aside(epsilon, self.escape, self.distance), 1.0)
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """Raise ε until it pays for what is set aside at that very ε."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 
-        epsilon = 0.0
-        for _ in range(50):
-            left = delta - self._aside(epsilon)
-            if left <= 0:
-                return math.inf
-            needed = float(compute_epsilon(ORDERS, self.divergences, left)[0])
-            if needed <= epsilon:
-                return epsilon
-            epsilon = needed * (1 + 1e-9)
-        return math.inf
+        def converted(left: float) -> float:
+            return float(compute_epsilon(ORDERS, self.divergences, left)[0])
 
-    def _aside(self, epsilon: float) -> float:
-        return self.escape + (1 + math.exp(min(epsilon, 700.0))) * self.distance
+        return _paid(converted, delta, self.escape, self.distance)
 
     @staticmethod
     def mixed(divergences: np.ndarray, times: np.ndarray, chances: np.ndarray) -> np.ndarray:
@@ -105,6 +96,27 @@ class Renyi:
         powers = np.where(times > 0, below[:, None] * divergences[:, None] * taken, 0.0)
         mixed = logsumexp(powers, b=chances[None, :], axis=1) / below
         return np.asarray(np.maximum(mixed, 0.0))
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A loss up to `escape` on one side and `distance` on both.
+
+    δ(ε) = δ_loss(ε) + escape + (1 + e^ε)·distance.
+    """
+
+    loss: Loss
+    escape: float
+    distance: float
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The loss's own, and what was set aside."""
+        aside = _aside(epsilon, self.escape, self.distance)
+        return min(float(self.loss.get_delta_for_epsilon(epsilon)) + aside, 1.0)
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """Raise ε until it pays for what is set aside at that very ε."""
+        return _paid(self.loss.get_epsilon_for_delta, delta, self.escape, self.distance)
 
 
 @dataclass(frozen=True)
@@ -148,6 +160,26 @@ class Weighted:
     def get_epsilon_for_delta(self, delta: float) -> float:
         """By bisection."""
         return _least_epsilon(self.get_delta_for_epsilon, delta)
+
+
+def _aside(epsilon: float, escape: float, distance: float) -> float:
+    return escape + (1 + math.exp(min(epsilon, 700.0))) * distance
+
+
+def _paid(
+    epsilon_of: Callable[[float], float], delta: float, escape: float, distance: float
+) -> float:
+    """The least ε found with ε(δ − aside(ε)) ≤ ε; ∞ when the aside takes all of δ."""
+    epsilon = 0.0
+    for _ in range(50):
+        left = delta - _aside(epsilon, escape, distance)
+        if left <= 0:
+            return math.inf
+        needed = float(epsilon_of(left))
+        if needed <= epsilon or not math.isfinite(needed):
+            return max(needed, epsilon)
+        epsilon = needed * (1 + 1e-9)
+    return math.inf
 
 
 def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:

@@ -19,6 +19,7 @@ KINDS: dict[str, type] = {
         events.RenyiRelease,
         events.PoissonSampled,
         events.SampledWithoutReplacement,
+        events.Dominated,
         events.Proven,
     )
 }

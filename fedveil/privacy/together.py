@@ -22,6 +22,8 @@ from fedveil.privacy.plain import event_from_plain, event_to_plain
 from fedveil.recipe import Recipe, View, foreign
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # at which every noise is known
+MIDDLE = 7.0  # the order at which proofs are compared
+HARDLY = 1e-13  # escapes that are no reason to prefer another proof
 MANY = 10**9  # rounds: more than anybody plays
 Orders = Sequence[float]
 
@@ -42,10 +44,12 @@ class Plan:
     stranded: events.Round | None = None  # of a round, once rounds were lost that a cap relies on
 
     def spent(self, rounds: int) -> events.Spent:
-        """As `Recipe.spent` has it: so many rounds, the better proof of two."""
+        """As `Recipe.spent` has it: so many rounds, the best proof of several."""
+        unlimited = [event for event, most in self.ways if most is None]
         ways = tuple(
             events.Composed(event, rounds if most is None else min(rounds, most))
             for event, most in self.ways
+            if most is None or rounds > most or not _same_with_aside(event, unlimited)
         )
         return ways[0] if len(ways) == 1 else events.Either(ways)
 
@@ -74,6 +78,11 @@ class Plan:
             tuple(plain["adjacencies"]),
             None if stranded is None else event_from_plain(stranded),
         )
+
+
+def _same_with_aside(event: events.Round, others: Sequence[events.Round]) -> bool:
+    """Whether it is another proof's event with something set aside: worse for as many rounds."""
+    return isinstance(event, events.Dominated) and event.by in others
 
 
 def plan(recipe: Recipe, dim: int, population: int, view: View, origin: Origin = REAL) -> Plan:
@@ -205,7 +214,7 @@ def _useful(target: float, delta: float) -> int:
 
 def _way(run: Charged) -> Way:
     """The proof to count a run by, chosen by its plan and so before its first round."""
-    middle = ORDERS.index(7.0)
+    middle = ORDERS.index(MIDDLE)
     return min(run.plan.ways, key=lambda way: _divergence(way, run.planned).orders[middle])
 
 
@@ -236,11 +245,13 @@ def _once(event: events.Round, orders: Orders = ORDERS) -> Divergence:
         case events.NonPrivate():
             return Divergence(np.full(len(orders), np.inf), 0.0, 0.0)
         case events.Proven(ways):
-            renyi = next((w for w in ways if isinstance(w, events.RenyiRelease)), ways[0])
-            return _once(renyi, orders)
+            return _cheapest([_once(way, orders) for way in ways], list(orders).index(MIDDLE))
         case events.RenyiRelease(divergences, escape, distance):
             places = [events.ORDERS.index(order) for order in orders]
             return Divergence(np.array(divergences)[places], escape, distance)
+        case events.Dominated(by, escape, distance):  # what is not escaped weighs 1 − escape
+            grown = -math.log1p(-escape) if escape < 1 else math.inf
+            return Divergence(_once(by, orders).orders + grown, escape, distance)
         case events.GaussianRelease(ratio):
             return _of_library(dp.GaussianDpEvent(ratio), orders)
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
@@ -259,6 +270,13 @@ def _once(event: events.Round, orders: Orders = ORDERS) -> Divergence:
         case events.SampledWithoutReplacement(cohort, size, events.ApproximateRelease() as pure):
             return _of_pure(accounting.subsampled(pure, cohort / size), orders)
     raise TypeError(f"no Rényi divergence for {event!r}")
+
+
+def _cheapest(proofs: list[Divergence], middle: int) -> Divergence:
+    """The proof with the least divergence of those that set little aside: known beforehand."""
+    most = HARDLY + 1.5 * min(proof.escape for proof in proofs)
+    fine = [proof for proof in proofs if proof.escape <= most]
+    return min(fine, key=lambda proof: float(proof.orders[middle]))
 
 
 def _whole(orders: Orders) -> Orders:

@@ -14,6 +14,7 @@ SAMPLED = {events.PoissonSampled: "add-remove", events.SampledWithoutReplacement
 RELEASES: tuple[events.Release, ...] = (
     events.GaussianRelease(1.5),
     events.ApproximateRelease(1.0, 1e-6),
+    events.Dominated(events.GaussianRelease(1.5), 1e-9, 1e-12),
     events.Proven((events.GaussianRelease(1.5), events.ApproximateRelease(1.0, 1e-6))),
 )
 
@@ -114,6 +115,12 @@ def _amplifies_under_its_own_adjacency(cohort: Cohort) -> None:
 
 def _check_sampling(cohort: Cohort, event: events.Round, rate: float) -> None:
     """The theorem used fits the adjacency and the law, and its rate is not below the true one."""
+    if isinstance(event, events.Dominated):
+        escape = event.escape / 1e-9
+        event = event.by
+        sampled = isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement)
+        least = rate if sampled else 1.0
+        assert escape >= least * (1 - 1e-9), f"{cohort}: escapes are scaled by {escape}, not {rate}"
     if not isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
         return
     wanted = SAMPLED[type(event)]

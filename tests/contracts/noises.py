@@ -76,6 +76,8 @@ def least_deviation(release: events.Round, move: float) -> float:
         case events.RenyiRelease(divergences):
             second = divergences[events.ORDERS.index(2.0)]
             return move / math.sqrt(math.expm1(second)) if second < 700 else 0.0
+        case events.Dominated(events.GaussianRelease(ratio)):
+            return move / math.sqrt(math.expm1(min(ratio**-2, 700.0)))
         case events.Proven(ways):
             return max(least_deviation(way, move) for way in ways)
         case _:

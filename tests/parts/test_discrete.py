@@ -135,6 +135,15 @@ def renyi(event: events.Release) -> events.RenyiRelease:
     return found[0]
 
 
+def distances(event: events.Release) -> list[float]:
+    """Of all proofs but the pure one, which has it in its δ."""
+    assert isinstance(event, events.Proven)
+    kinds = events.RenyiRelease | events.Dominated
+    found = [way.distance for way in event.ways if isinstance(way, kinds)]
+    assert len(found) >= len(event.ways) - 1
+    return found
+
+
 @pytest.mark.parametrize("summands", [1, 2, 3])
 @pytest.mark.parametrize("sigma", [0.6, 1.0])
 @pytest.mark.parametrize("change", CHANGES[:4], ids=name)
@@ -235,8 +244,8 @@ def test_the_events_count_what_the_samplers_may_be_off() -> None:
         Binomial(4000),
         DiscreteGaussian(2.0, 200),
     ):
-        stated = renyi(noise.event(change, change, 1.0, 1.0)).distance
-        assert stated >= 1000 * noise.table(change).error
+        for stated in distances(noise.event(change, change, 1.0, 1.0)):
+            assert stated >= 1000 * noise.table(change).error
     event = TruncatedDiscreteLaplace(1.0, 200).event(change, change, 1.0, 1.0)
     assert isinstance(event, events.Proven)
     pair = event.ways[0]

@@ -7,14 +7,14 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import PLDAccountant, privacy_loss_mechanism
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from fedveil import algorithms
 from fedveil.errors import UserError
 from fedveil.parts.noise import Gaussian
-from fedveil.privacy import events
+from fedveil.privacy import accounting, events
 from fedveil.privacy.accounting import delta, epsilon, quick_epsilon
 from fedveil.privacy.calibrate import TOLERANCE, Budget, settle
 from fedveil.privacy.statement import guarantee
@@ -138,7 +138,20 @@ def test_a_quick_epsilon_is_rough_and_from_above(rate, ratio, rounds) -> None:
     quick = quick_epsilon(sampled, 1e-5)
     assert quick is not None
     assert epsilon(sampled, 1e-5) <= quick <= 1.4 * epsilon(sampled, 1e-5)
-    assert quick_epsilon(events.Composed(release, rounds), 1e-5) is None
+    alone = events.Composed(release, rounds)
+    assert quick_epsilon(alone, 1e-5) == epsilon(alone, 1e-5)  # a closed form
+    assert quick_epsilon(events.Composed(events.ApproximateRelease(1.0, 0.0), 3), 1e-5) is None
+
+
+def test_a_quick_epsilon_looks_through_proofs_and_what_dominates() -> None:
+    release = events.GaussianRelease(2.0)
+    drawn = events.SampledWithoutReplacement(20, 100, release)
+    poisson = quick_epsilon(events.Composed(events.PoissonSampled(0.2, release), 50), 1e-5)
+    assert quick_epsilon(events.Composed(drawn, 50), 1e-5) == poisson
+    proven = events.Proven((events.ApproximateRelease(1.0, 0.0), events.Dominated(drawn, 1e-20)))
+    assert quick_epsilon(events.Composed(proven, 50), 1e-5) == poisson
+    nothing = events.Proven((events.ApproximateRelease(1.0, 0.0),))
+    assert quick_epsilon(events.Composed(nothing, 50), 1e-5) is None
 
 
 def test_no_noise_no_guarantee() -> None:
@@ -227,6 +240,28 @@ def test_long_compositions_are_not_below_the_truth_for_small_deltas(
     )
     true = epsilon(events.Attended(events.GaussianRelease(1 / mu), 1.0, 1, 1), delta)
     assert long >= true * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("count", "mu", "delta"), [(10**6, 4.0, 1e-9), (10**4, 1.0, 1e-10)])
+def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, delta) -> None:
+    """All of ten drawn is no sampling, and has a closed form."""
+    drawn = events.SampledWithoutReplacement(10, 10, events.GaussianRelease(math.sqrt(count) / mu))
+    true = epsilon(events.GaussianRelease(1 / mu), delta)
+    assert true * (1 - 1e-6) <= epsilon(events.Composed(drawn, count), delta) <= 1.01 * true
+
+
+@pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.1), (0.5, 0.01), (3.3, 0.02), (0.02, 0.3)])
+def test_the_fixed_size_curve_is_the_larger_of_the_library_s_two(ratio, rate) -> None:
+    kinds = privacy_loss_mechanism.AdjacencyType
+    both = [
+        privacy_loss_mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
+        for kind in (kinds.ADD, kinds.REMOVE)
+    ]
+    widest = 0.5 / ratio**2 + 12 / ratio
+    for eps in np.linspace(-widest, widest, 301).tolist():
+        found = float(accounting.without_replacement_curve(ratio, rate, np.array([eps]))[0])
+        wanted = max(float(loss.get_delta_for_epsilon(eps)) for loss in both)
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-14)
 
 
 def test_a_delta_that_rounding_would_swallow_has_no_epsilon() -> None:

@@ -17,6 +17,9 @@ EVENTS: list[events.Round] = [
     RENYI,
     events.PoissonSampled(0.1, events.GaussianRelease(2.0)),
     events.SampledWithoutReplacement(20, 100, events.ApproximateRelease(1.0, 0.0)),
+    events.Dominated(
+        events.SampledWithoutReplacement(20, 100, events.GaussianRelease(1 / 3)), 1e-20, 1e-30
+    ),
     events.Proven((events.ApproximateRelease(1.0, 1e-6), RENYI)),
 ]
 

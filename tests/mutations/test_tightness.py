@@ -1,0 +1,179 @@
+"""Mistakes in the accounting by dominating Gaussians: each must be caught by a named guard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedveil import recipe
+from fedveil.parts import cohort, discrete
+from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
+from fedveil.privacy import accounting, integers, losses, together
+from fedveil.recipe import Recipe
+
+from ..privacy import test_accounting, test_capped, test_dominated
+from ..privacy.test_dominated import CHANGES
+from ..test_recipe import test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise
+from .making import Mutation, line, named, require_caught
+
+
+def anew(check: Callable[[], None]) -> Callable[[], None]:
+    """The check on steps that are computed afresh."""
+
+    def afresh() -> None:
+        for kept in ("_binomial_steps", "_gaussian_steps", "_laplace_steps"):
+            getattr(discrete, kept).cache_clear()
+        accounting._one_round.cache_clear()
+        check()
+
+    return afresh
+
+
+def enumerated(noise: test_dominated.Law, change: int, summands: int = 1) -> Callable[[], None]:
+    covers = test_dominated.test_every_dominating_gaussian_covers_every_neighbour
+    return anew(lambda: covers(noise, summands, CHANGES[change]))
+
+
+SETTINGS = [
+    Mutation(
+        "the step across zero is counted by half",
+        line(integers, "steps_of", ("2 * z[:1]", "z[:1]")),
+        "enumeration of Laplace moves",
+        enumerated(TruncatedDiscreteLaplace(1.5, 12), 0),
+    ),
+    Mutation(
+        "the steepest step is the last one",
+        line(integers, "steps_of", ("np.maximum.accumulate(rises + slack)", "rises + slack")),
+        "enumeration of Laplace moves",
+        enumerated(TruncatedDiscreteLaplace(0.3, 12), 1),
+    ),
+    Mutation(
+        "rough weights are taken for exact ones",
+        line(integers, "steps_of", ("+ 2 * MILLS * rough", "")),
+        "weights within a factor",
+        anew(lambda: test_dominated.test_weights_that_are_off_by_a_factor_are_covered(0.05)),
+    ),
+    Mutation(
+        "no margin for rounding",
+        line(integers, "steps_of", ("rises + slack", "rises - slack")),
+        "sixty digits",
+        anew(test_dominated.test_steps_are_not_below_their_exact_values),
+    ),
+    Mutation(
+        "moves are measured by their largest coordinate",
+        line(integers, "dominating", ("* steps.l2)", "* steps.linf)")),
+        "enumeration of moves in two coordinates",
+        enumerated(DiscreteGaussian(1.0, 12), 2),
+    ),
+    Mutation(
+        "long moves escape as seldom as short ones",
+        line(
+            integers,
+            "core_escape",
+            ("law.tails[core - reach : core][::-1]", "law.tails[core - 1 :][:1].repeat(reach)"),
+        ),
+        "enumeration of binomial moves",
+        enumerated(Binomial(20), 1),
+    ),
+    Mutation(
+        "escapes are not counted",
+        line(integers, "_any_escape", ("return -math", "return 0.0 * -math")),
+        "enumeration of binomial moves",
+        enumerated(Binomial(20), 1),
+    ),
+    Mutation(
+        "rounds set aside once",
+        line(
+            accounting,
+            "_composed",
+            ("Aside(loss, count * escape, count * distance)", "Aside(loss, escape, distance)"),
+        ),
+        "what is set aside in every round",
+        test_dominated.test_what_is_set_aside_is_paid_in_every_round,
+    ),
+    Mutation(
+        "a distance is paid on one side",
+        line(losses, "_aside", ("(1 + math.exp(min(epsilon, 700.0)))", "1")),
+        "what is set aside in every round",
+        test_dominated.test_what_is_set_aside_is_paid_in_every_round,
+    ),
+    Mutation(
+        "a mixture sets aside once",
+        line(
+            accounting,
+            "_attended",
+            ("Aside(loss, mean * escape, mean * distance)", "Aside(loss, escape, distance)"),
+        ),
+        "participation mixture",
+        test_dominated.test_a_participation_mixture_sets_aside_as_often_as_one_takes_part,
+    ),
+    Mutation(
+        "sampling scales the distance as well",
+        line(
+            cohort,
+            "_sampled",
+            (
+                "escape=rate * event.escape",
+                "escape=rate * event.escape, distance=rate * event.distance",
+            ),
+        ),
+        "escapes and distances when sampled",
+        test_dominated.test_escapes_are_scaled_by_the_chance_to_be_drawn_and_distances_are_not,
+    ),
+    Mutation(
+        "the ledger forgets what the rest weighs",
+        line(together, "_once", (".orders + grown", ".orders")),
+        "divergence of what did not escape",
+        test_dominated.test_a_divergence_holds_for_the_law_that_did_not_escape,
+    ),
+    Mutation(
+        "the ledger prefers a proof that sets much aside",
+        line(together, "_cheapest", ("if proof.escape <= most", "if proof.escape <= 1")),
+        "choice between proofs",
+        test_dominated.test_a_ledger_chooses_between_proofs_by_the_event_alone,
+    ),
+    Mutation(
+        "noise that some may not bring is amplified",
+        line(Recipe, "hidden", ("and self.cohort.honest is None", "")),
+        "honest clients of a fixed cohort",
+        amplified_noise,
+    ),
+    Mutation(
+        "a cap is taken for reached one round early",
+        line(recipe, "rounds_until", ("    return high", "    return max(high - 1, 1)")),
+        "the least rounds that reach a cap",
+        lambda: test_capped.test_the_rounds_are_the_least_that_reach_the_cap(0.3, 7, 1e-8),
+    ),
+    Mutation(
+        "a cap that is not reached is not set aside",
+        line(recipe, "_until_the_cap", (", distance=chance / rounds", "")),
+        "a run far beyond its cap",
+        lambda: test_capped.test_the_chance_that_the_cap_is_not_reached_is_set_aside(),
+    ),
+    Mutation(
+        "any cohort is taken to come up as often as its rate says",
+        line(recipe, "_until_the_cap", ("type(cohort) is not Poisson or", "")),
+        "other cohorts",
+        test_capped.test_a_short_run_and_other_cohorts_are_counted_as_before,
+    ),
+    Mutation(
+        "a fixed-size curve of one direction",
+        line(
+            accounting,
+            "without_replacement_curve",
+            ("np.exp(-size) * above - np.expm1(-size)", "-np.expm1(-size)"),
+        ),
+        "the library's two curves",
+        anew(
+            lambda: test_accounting.test_the_fixed_size_curve_is_the_larger_of_the_library_s_two(
+                1.0, 0.1
+            )
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("mutation", SETTINGS, ids=named)
+def test_a_mistake_is_caught(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_caught(mutation, monkeypatch)
