@@ -64,5 +64,5 @@ def _sentence(
     return (
         f"These data are {new} account ({account}) without a budget. They resemble "
         f"'{granted.data}' ({other}), which has one: {' and '.join(why)}. {', '.join(spent)}. "
-        "This run is not counted there: people in both are released about twice."
+        "This run is not counted there, although it may be about the same people."
     )
