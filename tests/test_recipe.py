@@ -123,7 +123,7 @@ def test_every_algorithm_s_cohort_and_accounting_share_one_adjacency() -> None:
 def test_a_guarantee_names_unit_adjacency_view_and_rounds() -> None:
     recipe = algorithms.dp_sgd(clip=1.0, rate=0.1, noise_multiplier=2.0)
     sentence = guarantee(recipe, 10, 1000, 20, 1e-5).sentence()
-    for word in ("one example", "add-remove", "20 rounds", "1,000 examples", "released models"):
+    for word in ("per example", "add-remove", "Rounds: 20.", "(1,000)", "every released model"):
         assert word in sentence
     assert "too large" not in sentence
 
