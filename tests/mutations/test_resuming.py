@@ -16,7 +16,7 @@ from fedveil.runs import codec
 from .. import test_crash as crash
 from ..privacy import test_session as reserved
 from ..runs import test_codec as written
-from .making import Mutation, line, mutate, named, require_caught
+from .making import Mutation, mutate, named, require_caught, returning
 from .test_core import small
 
 
@@ -44,8 +44,12 @@ def check_redrawn() -> None:
 MUTATIONS = [
     Mutation("zeros left out of recipe.toml", without_zeros, "check_zeros", check_zeros),
     Mutation(
-        "lost rounds counted up to three",
-        line(Session, "__init__", ("max(self.rounds - played, 0)", "min(self.rounds - played, 3)")),
+        "rounds counted up to seven, and so lost ones up to four",
+        returning(
+            Session,
+            "rounds",
+            property(lambda self: min(len(self.ledger.drawn.get(self.run, ())), 7)),
+        ),
         "test_a_secret_stream_is_charged_anew",
         check_redrawn,
     ),
