@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,8 @@ from ..privacy import test_losses as enumerated
 from .making import Mutation, line, named, require_caught
 
 
-def one_direction(kind: str) -> Callable[[Any], None]:
-    change = line(
-        accounting,
-        "_gaussian_without_replacement",
-        ("(kinds.ADD, kinds.REMOVE)", f"(kinds.{kind}, kinds.{kind})"),
-    )
+def wrong_curve(old: str, new: str) -> Callable[[Any], None]:
+    change = line(accounting, "without_replacement_curve", (old, new))
 
     def make(patch: pytest.MonkeyPatch) -> None:
         change(patch)
@@ -35,16 +32,25 @@ def check_round(eps: float) -> Callable[[], None]:
     return check
 
 
+def nothing_aside(patch: pytest.MonkeyPatch) -> None:
+    real = losses.Renyi.get_delta_for_epsilon
+
+    def delta(self: losses.Renyi, epsilon: float) -> float:
+        return real(replace(self, escape=0.0, distance=0.0), epsilon)
+
+    patch.setattr(losses.Renyi, "get_delta_for_epsilon", delta)
+
+
 MUTATIONS = [
     Mutation(
-        "fixed-size rounds accounted for removal alone",
-        one_direction("REMOVE"),
+        "fixed-size rounds accounted in one direction alone",
+        wrong_curve("np.exp(-size) * above - np.expm1(-size)", "-np.expm1(-size)"),
         "test_one_fixed_size_round_is_its_dominating_curve",
         check_round(-0.1),
     ),
     Mutation(
-        "fixed-size rounds accounted for addition alone",
-        one_direction("ADD"),
+        "fixed-size rounds amplified twice",
+        wrong_curve("rate * np.maximum", "rate**2 * np.maximum"),
         "test_one_fixed_size_round_is_its_dominating_curve",
         check_round(0.1),
     ),
@@ -60,11 +66,7 @@ MUTATIONS = [
     ),
     Mutation(
         "what Rényi bounds set aside left out of δ",
-        line(
-            losses.Renyi,
-            "get_delta_for_epsilon",
-            ("float(converted) + self._aside(epsilon)", "float(converted)"),
-        ),
+        nothing_aside,
         "test_what_renyi_sets_aside_is_added",
         enumerated.test_what_renyi_sets_aside_is_added,
     ),

@@ -209,10 +209,14 @@ def test_what_releases_set_aside_is_held_to_a_quarter_of_what_is_left(
     assert spent(1.001) == math.inf
 
 
+SAMPLED = events.PoissonSampled(0.2, events.GaussianRelease(2.0))
+CAPPED = Plan((Way(SAMPLED, None), Way(events.GaussianRelease(2.0), 3)), ("zero-out",))
+
+
 def test_two_capped_streams_have_two_caps() -> None:
     """A unit that takes part three times in each of two equal runs is in six releases."""
-    run = Charged(of("poisson, capped"), 200, 200)
-    release = of("poisson, capped").ways[1].event
+    run = Charged(CAPPED, 200, 200)
+    release = events.GaussianRelease(2.0)
     once, twice = (accounting.epsilon(events.Composed(release, n), DELTA) for n in (3, 6))
     assert epsilon([run], DELTA) == once
     assert epsilon([run, run], DELTA) > twice
@@ -220,12 +224,11 @@ def test_two_capped_streams_have_two_caps() -> None:
 
 def test_the_proof_of_a_capped_run_is_chosen_by_its_plan() -> None:
     """Not by the rounds that were played when somebody asked."""
-    sampled, capped = of("poisson, capped").ways
     beside = Charged(gaussian(50.0), 1, 1)
-    for planned, way in ((2, sampled), (400, capped)):
+    for planned, way in zip((2, 400), CAPPED.ways, strict=True):
         for rounds in (1, 300):
             alone = Plan((way,), ("zero-out",))
-            both = [Charged(of("poisson, capped"), planned, rounds), beside]
+            both = [Charged(CAPPED, planned, rounds), beside]
             only = [Charged(alone, planned, rounds), beside]
             assert epsilon(both, DELTA) == epsilon(only, DELTA)
 
