@@ -269,6 +269,12 @@ def _refuse_misfits(recipe: Recipe) -> None:
             f"{recipe.name}: bound {bound} and noise {noise} do not fit: no noise hides an "
             "unbounded message; use Clip, Normalize or SmoothNormalize."
         )
+    if not recipe.quantize.rows_needed and recipe.message(2) != recipe.bound.norms(2):
+        raise UserError(
+            f"{recipe.name}: quantize {quantize} changes what a message can be, but says that it "
+            "does not need each message (rows_needed), so it would never be applied; set "
+            "rows_needed = True."
+        )
     if recipe.quantize.rows_needed and not bounded:
         raise UserError(
             f"{recipe.name}: bound {bound} and quantize {quantize} do not fit: a grid needs a "

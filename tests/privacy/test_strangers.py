@@ -25,7 +25,7 @@ from fedveil.planning.signal import Assumed
 from fedveil.privacy import accounting, events
 from fedveil.privacy.calibrate import Budget, largest_cohort
 from fedveil.privacy.ledger import Account, open_ledger
-from fedveil.privacy.norms import Adjacency
+from fedveil.privacy.norms import Adjacency, Norms
 from fedveil.privacy.secure import secured
 from fedveil.privacy.statement import statement
 from fedveil.privacy.together import Plan, covered, plan
@@ -234,3 +234,20 @@ def test_a_bound_of_one_s_own_is_planned_by_its_own_norms() -> None:
     assert isinstance(recipe, Recipe)
     assert covered(recipe, "models") == ("add-remove",)
     assert math.isfinite(statement(recipe, 30, 200, 10, DELTA).main.epsilon)
+
+
+def test_a_quantizer_that_is_never_applied_earns_nothing() -> None:
+    """Where only the sum is computed no message is quantized, so its norms are the bound's."""
+
+    @dataclass(frozen=True)
+    class Halving:
+        rows_needed = False
+
+        def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
+            return rows / 2
+
+        def norms(self, bound: Norms) -> Norms:
+            return replace(bound, l2=bound.l2 / 2)
+
+    with pytest.raises(UserError, match="would never be applied; set rows_needed = True"):
+        replace(SAMPLED, quantize=Halving())
