@@ -188,9 +188,10 @@ def recorded(training: Training) -> str | None:
     session = training.session
     if session is None:
         return UNRECORDED if training.enrolled else None
-    text = RECORDED.format(account=session.facts.account)
     kept = [f"ε = {b.epsilon:g} at δ = {b.delta:g}, view {v}" for v, b in session.budgets.items()]
-    return f"{text}; it counts against the budget {' and '.join(kept)}." if kept else f"{text}."
+    if not kept:
+        return f"{RECORDED}."
+    return f"{RECORDED}; it counts against the budget {' and '.join(kept)}."
 
 
 def reserve(training: Training) -> None:

@@ -27,7 +27,7 @@ def evaluation(task: Task, x: Tensor, data: Federated) -> dict[str, Any] | None:
     """
     if task.loss_name != "cross_entropy":
         return None
-    parameters = task.unflatten(x)
+    parameters = task.at(x)
     by_client = data.unit == "client"
     return {
         "classes": list(data.class_names or map(str, range(data.classes))),

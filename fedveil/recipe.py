@@ -219,8 +219,10 @@ class Recipe:
 
 def foreign(part: object) -> bool:
     """Whether a part's class is not fedveil's own; a subclass of one is not either."""
-    part = getattr(part, "stranger", part)  # what stands in for one after a crash
-    return type(part).__module__.partition(".")[0] != "fedveil"
+    if type(part).__module__.partition(".")[0] != "fedveil":
+        return True
+    inside = getattr(part, "stranger", None)  # what stands in for one after a crash
+    return inside is not None and foreign(inside)
 
 
 def _until_the_cap(cohort: Cohort, hidden: events.Composed) -> tuple[events.Composed, ...]:

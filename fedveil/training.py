@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from fedveil import charging
 from fedveil.charging import Entered, Trace
-from fedveil.data.federated import Examples, Federated
+from fedveil.data.federated import Federated
 from fedveil.engines.choose import choose
-from fedveil.engines.isolation import refuse_memory
+from fedveil.engines.isolation import made_up, refuse_memory
+from fedveil.engines.loop import LoopEngine
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
@@ -239,6 +240,7 @@ def prepare(
     check_delta(delta)
     budget = None if epsilon is None else Budget(epsilon, delta)
     x = task.flatten() if start is None else start.clone()
+    refuse_memory(task, LoopEngine(task), data)
     choice = choose(engine, task, data, recipe.local, recipe.cohort.expected(data.clients))
     working = choice.engine
     refuse_memory(task, working, data)
@@ -400,7 +402,7 @@ def conclude(training: Training, directory: RunDirectory | None = None) -> Resul
 def _check_arguments(
     recipe: Recipe, data: Federated, rounds: int, evaluate_every: int | None
 ) -> None:
-    if not isinstance(recipe, Recipe):
+    if type(recipe) is not Recipe:  # a subclass could account for other than it does
         raise UserError(f"recipe is {recipe!r}; give a Recipe, such as algorithms.fedavg().")
     if not isinstance(data, Federated):
         raise UserError(
@@ -416,8 +418,8 @@ def _check_arguments(
 
 
 def _check_fit(task: Task, data: Federated) -> None:
-    """Try the model on two examples, so that a misfit is a sentence before the first round."""
-    few = Examples(data.inputs[:2], data.labels[:2])
+    """Try the model on made-up examples, so that a misfit is a sentence before the first round."""
+    few = made_up(data, 2)
     try:
         task.evaluate(task.flatten(), few)
     except Exception as problem:  # a user's own module may raise anything

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import Cost, FactoredEngine, NotServedError, cost
+from fedveil.engines.isolation import mixing
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
@@ -57,8 +58,8 @@ def choose(
     trial = _Trial.of(task, data, local or SGD(Constant(0.1), steps=2), participants)
     if name != "auto":
         engine = trial.engine(name)
-        if name == "factored" and (problem := trial.problem(engine)):
-            raise UserError(f"The engine 'factored' does not serve this model: {problem}.")
+        if name != "loop" and (problem := trial.problem(engine)):
+            raise UserError(f"The engine '{name}' does not serve this model: {problem}.")
         return Choice(engine, "asked for", {})
     return trial.quickest()
 
@@ -94,15 +95,13 @@ class _Trial:
         return DenseEngine.sized(self.task) if name == "dense" else LoopEngine(self.task)
 
     def problem(self, engine: Engine) -> str:
-        """What goes wrong when two clients take two steps with one example each, or nothing."""
+        """What goes wrong when a few made-up clients take two steps, or nothing."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # torch warns where it would stack one by one
-                small = replace(self, local=SGD(Constant(0.1), steps=2))
-                engine.updates(self.task.flatten(), small.group(2, size=1))
+                return mixing(self.task, engine, self.data)
         except (RuntimeError, UserWarning, NotServedError) as problem:
             return str(problem).partition("\n")[0]
-        return ""
 
     def group(self, clients: int, size: int) -> Group:
         """So many clients with so many examples of zeros each."""

@@ -17,7 +17,7 @@ GROUP_NUMBERS = 2**21  # stacked parameters of a group: about what a core's cach
 
 @dataclass(frozen=True, eq=False)
 class DenseEngine:
-    """Every leaf of the model has a leading axis of clients."""
+    """Every leaf of the model has a leading axis of clients; the module sees single examples."""
 
     task: Task
     group_size: int
@@ -30,16 +30,26 @@ class DenseEngine:
 
     def updates(self, x: Tensor, group: Group) -> DenseUpdates:
         """The first step is taken from shared parameters, the others from each client's own."""
-        start = self.task.unflatten(x)
+        start = self.task.unflatten(x.clone())
         stacked: Parameters = {}
         velocity: Parameters = {}
         for step, batch in enumerate(group.steps()):
-            gradient = vmap(grad(self.task.loss), in_dims=(0 if stacked else None, 0, 0, 0))
+            gradient = vmap(grad(self._loss), in_dims=(0 if stacked else None, 0, 0, 0))
             with unrolling(self.task.module):
                 gradients = gradient(stacked or start, *batch)
             stacked = stacked or _copies(start, len(group.clients))
             _walk(stacked, gradients, velocity, start, group, step)
         return DenseUpdates(_differences(stacked, start, len(group.clients)))
+
+    def _loss(
+        self, parameters: Parameters, inputs: Tensor, labels: Tensor, weights: Tensor
+    ) -> Tensor:
+        """Σ weight·loss of a client's batch, where the module sees one example at a time.
+
+        A batch is filled up to the width of its group, which other clients decide.
+        """
+        outputs = vmap(lambda one: self.task.outputs(parameters, one[None])[0])(inputs)
+        return (self.task.loss_of_examples(outputs, labels) * weights).sum()
 
 
 def _copies(start: Parameters, clients: int) -> Parameters:

@@ -110,21 +110,19 @@ class _Group:
             yield self.source.batch, classes.index_select(0, mine), shares
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """The module's answers, [clients·width, …], where it sees one client at a time.
+        """The module's answers, [clients·width, …], where it sees one example at a time.
 
-        Whatever a module does with its batch, `vmap` keeps clients apart (docs/privacy.md, "One
+        Whatever a module does with its batch, `vmap` keeps examples apart (docs/privacy.md, "One
         client alone"). Layers see all of them together: each use has an anchor that is mapped over.
         """
 
-        def alone(examples: Tensor, anchor: Tensor) -> Tensor:
+        def alone(example: Tensor, anchor: Tensor) -> Tensor:
             self.anchor = anchor
-            answer: Tensor = self.module(examples)
+            answer: Tensor = self.module(example[None])[0]
             return answer
 
-        anchors = torch.zeros(self.clients, requires_grad=True)
-        by_client = inputs.reshape(self.clients, -1, *inputs.shape[1:])
-        answers: Tensor = vmap(alone)(by_client, anchors)
-        return answers.flatten(0, 1)
+        answers: Tensor = vmap(alone)(inputs, torch.zeros(len(inputs), requires_grad=True))
+        return answers
 
     def count(self, func: Any, args: Any, output: Tensor) -> None:
         """What one use of a parameter costs."""

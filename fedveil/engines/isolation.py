@@ -1,18 +1,26 @@
-"""Try a module as a run will call it, on made-up examples, and refuse one that remembers them."""
+"""Try a module as a run will call it, on made-up examples, before it sees anybody's.
+
+Nothing of a real example reaches a module before it is watched: a module that takes its constants
+from the first batch takes them from made-up numbers.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from fedveil.data.federated import Examples, Federated
+from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import SGD
 from fedveil.parts.schedule import Constant
 
-WIDTHS, SCALES = (1, 3), (1.0, 1e3)
+SIZES, SCALES = ((1, 3, 2), (1, 1, 1)), (1.0, 30.0)  # of clients, and of their numbers
+CLOSE = 1e-3  # relative: engines come nearer to each other, and batches that mix do not
 
 
 def refuse_memory(task: Task, engine: Engine, data: Federated) -> None:
@@ -21,14 +29,43 @@ def refuse_memory(task: Task, engine: Engine, data: Federated) -> None:
     The first calls may fill what only depends on shapes; later ones must leave no trace. From here
     on `Task.refuse_side_effects` holds the run to it, round by round.
     """
-    crowds = [_crowd(data, width, scale) for width in WIDTHS for scale in SCALES]
+    crowds = _crowds(data)
     for crowd in crowds:
         _call(task, engine, crowd)
-    task.watch()
+    task.watch(crowds[0].data.test)
     for crowd in crowds:
         with refusing_randomness(task.module):
             _call(task, engine, crowd)
         task.refuse_side_effects()
+
+
+def mixing(task: Task, engine: Engine, data: Federated) -> str:
+    """Why an engine that shows a module single examples does not serve it; nothing if it does.
+
+    A module that looks at its whole batch answers otherwise there than for a client's batch. Were
+    this mistaken, the run would compute something else, but still each client alone.
+    """
+    alone = LoopEngine(task)
+    for crowd in _crowds(data):
+        found, wanted = (one.updates(task.flatten(), crowd).rows() for one in (engine, alone))
+        gap, size = (float(part.norm()) for part in (found - wanted, wanted))
+        if gap > CLOSE * (1e-6 + size):
+            return "it does not treat the examples of a batch one by one"
+    return ""
+
+
+def made_up(data: Federated, count: int, scale: float = 0.0) -> Examples:
+    """Examples of the data's shapes that nobody has: zeros, or normal numbers of this scale."""
+    inputs = torch.zeros(count, *data.inputs.shape[1:], dtype=data.inputs.dtype)
+    labels = torch.zeros(count, *data.labels.shape[1:], dtype=data.labels.dtype)
+    if scale:
+        numbers = torch.Generator().manual_seed(count)
+        for part in (inputs, labels):
+            if part.is_floating_point():
+                part.normal_(0.0, scale, generator=numbers)
+        if not labels.is_floating_point():
+            labels.random_(max(data.classes, 1), generator=numbers)
+    return Examples(inputs, labels)
 
 
 def _call(task: Task, engine: Engine, crowd: Group) -> None:
@@ -40,16 +77,15 @@ def _call(task: Task, engine: Engine, crowd: Group) -> None:
         return
 
 
-def _crowd(data: Federated, width: int, scale: float) -> Group:
-    """Three clients that nobody is, with so many examples each."""
-    numbers = torch.Generator().manual_seed(width)
-    inputs = torch.zeros(3 * width, *data.inputs.shape[1:], dtype=data.inputs.dtype)
-    if inputs.is_floating_point():
-        inputs.normal_(0.0, scale, generator=numbers)
-    labels = torch.zeros(3 * width, *data.labels.shape[1:], dtype=data.labels.dtype)
-    made_up = Federated(
-        "made up", inputs, labels, torch.arange(4) * width, Examples(inputs, labels),
-        data.classes, data.loss,
-    )  # fmt: skip
-    plan = SGD(Constant(0.1), steps=2).plan(made_up.sizes, 0, np.random.default_rng(0))
-    return Group(made_up, np.arange(3), plan)
+def _crowds(data: Federated) -> list[Group]:
+    return [_crowd(data, sizes, scale) for sizes in SIZES for scale in SCALES]
+
+
+def _crowd(data: Federated, sizes: Sequence[int], scale: float) -> Group:
+    """Clients that nobody is, with so many examples each."""
+    every = made_up(data, sum(sizes), scale)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    facts = (data.classes, data.loss)
+    crowd = Federated("made up", every.inputs, every.labels, offsets, every, *facts)
+    plan = SGD(Constant(0.1), steps=2).plan(crowd.sizes, 0, np.random.default_rng(0))
+    return Group(crowd, np.arange(len(sizes)), plan)

@@ -17,6 +17,7 @@ from fedveil.data.federated import Examples
 from fedveil.errors import UserError, unknown
 from fedveil.models.losses import LOSSES, SLOPES, correct
 from fedveil.models.side_effects import Footprint
+from fedveil.threads import one_thread_each
 
 Parameters = dict[str, Tensor]
 
@@ -32,6 +33,7 @@ class Task:
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
     _own: threading.local = field(init=False, default_factory=threading.local)
     _copies: list[tuple[nn.Module, Footprint]] = field(init=False, default_factory=list)
+    _witness: list[tuple[Tensor, Examples, Tensor]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         if self.loss_name not in LOSSES:
@@ -73,7 +75,7 @@ class Task:
         digest = hashlib.sha256(f"{self.module}{self.shapes}{self.loss_name}".encode())
         probe = torch.ones(2, *example.shape, dtype=example.dtype)
         beside = x + 0.1 * torch.rand(len(x), generator=torch.Generator().manual_seed(0))
-        answers = [self.outputs(self.unflatten(model), probe) for model in (x, beside)]
+        answers = [self.outputs(self.at(model), probe) for model in (x, beside)]
         for part in [*self.module.state_dict().values(), x, *answers]:
             digest.update(part.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -88,6 +90,10 @@ class Task:
             for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
         }
 
+    def at(self, x: Tensor) -> Parameters:
+        """The parameters of a copy of x: whatever a module writes into them, x stays as it is."""
+        return self.unflatten(x.clone())
+
     def here(self) -> tuple[nn.Module, dict[int, str]]:
         """This thread's copy of the module, and the names of its trained parameters by id.
 
@@ -95,21 +101,43 @@ class Task:
         into it for a while.
         """
         if not hasattr(self._own, "module"):
-            self._own.module = copy.deepcopy(self.module)
+            self._own.module = _copied(self.module)
             self._copies.append((self._own.module, self._footprint(self._own.module)))
         module: nn.Module = self._own.module
         named = module.named_parameters()
         return module, {id(leaf): name for name, leaf in named if name in self.shapes}
 
-    def watch(self) -> None:
+    def watch(self, witness: Examples) -> None:
         """From now on, `refuse_side_effects` refuses a module that calls have changed."""
         modules = {id(module): module for module in (self.module, *(m for m, _ in self._copies))}
         self._copies[:] = [(module, self._footprint(module)) for module in modules.values()]
+        x = self.flatten()
+        self._witness[:] = [(x, witness, self._answer(self.module, x, witness))]
 
     def refuse_side_effects(self) -> None:
-        """Raise `UserError` if a call has left a trace in any thread's copy of the module."""
+        """Raise `UserError` if a call has left a trace in any thread's copy of the module.
+
+        Seen where Python can look, and by its answer to examples that it was asked about before.
+        """
         for module, before in list(self._copies):
             before.refuse_change(module, self._footprint(module))
+            for x, examples, answer in self._witness:
+                if not torch.equal(self._answer(module, x, examples), answer):
+                    raise UserError(
+                        f"The model {type(module).__name__} answers the same examples differently "
+                        "after other calls: it keeps something between them, which would carry one "
+                        "client's data to others without noise. Use layers that keep no state."
+                    )
+
+    def _answer(self, module: nn.Module, x: Tensor, examples: Examples) -> Tensor:
+        """A module's loss on examples and its gradient, with equal weights, on one thread."""
+        leaves = {name: leaf.requires_grad_() for name, leaf in self.at(x).items()}
+        with one_thread_each(), torch.enable_grad():
+            outputs = functional_call(module, leaves, (examples.inputs[:],))
+            loss = self.loss_of_examples(outputs, examples.labels[:]).sum()
+            slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        numbers = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in slopes)])
+        return numbers.nan_to_num()
 
     def _footprint(self, module: nn.Module) -> Footprint:
         return Footprint.of(module, self.shapes)
@@ -130,7 +158,7 @@ class Task:
     @torch.no_grad()
     def evaluate(self, x: Tensor, examples: Examples, batch: int = 2000) -> tuple[float, float]:
         """(mean loss, accuracy) on examples; accuracy is NaN for targets that are not classes."""
-        parameters = self.unflatten(x)
+        parameters = self.at(x)
         loss = right = 0.0
         for start in range(0, len(examples), batch):
             inputs = examples.inputs[start : start + batch]
@@ -141,3 +169,15 @@ class Task:
                 right += float(correct(outputs, labels).sum())
         count = len(examples) or 1
         return loss / count, right / count if self.loss_name == "cross_entropy" else math.nan
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A module for another thread, which shares nothing that a call may change."""
+    twin = copy.deepcopy(module)
+    for name, part in twin.named_modules():
+        if part is module.get_submodule(name):
+            raise UserError(
+                f"Copies of the model {type(module).__name__} share their part '{name}', so two "
+                "threads would compute with each other's parameters. Leave __deepcopy__ out of it."
+            )
+    return twin

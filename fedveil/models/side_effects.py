@@ -9,7 +9,6 @@ differ where the module has written.
 from __future__ import annotations
 
 import hashlib
-import pickle
 import random
 import sys
 import types
@@ -75,7 +74,7 @@ def refusing_randomness(module: nn.Module) -> Iterator[None]:
 def _generators() -> list[tuple[str, object]]:
     return [
         ("torch", torch.get_rng_state().numpy().tobytes()),
-        ("NumPy", pickle.dumps(np.random.get_state())),  # noqa: NPY002
+        ("NumPy", repr(np.random.get_state(legacy=False))),  # noqa: NPY002
         ("Python", random.getstate()),
     ]
 
@@ -164,7 +163,7 @@ class _Walk:
             return
 
     def _other(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
-        """By its attributes; what has none, by how it would be pickled."""
+        """By its attributes; what has none, by how it would be copied."""
         yield path, (id(value), _state(value))
         yield from self.visit(path, getattr(value, "__dict__", ()))
         for kind in type(value).__mro__:
@@ -202,6 +201,6 @@ def _state(value: Any) -> object:
     if hasattr(value, "__dict__"):
         return None
     try:
-        return pickle.dumps(value)
-    except Exception:  # it cannot be pickled
+        return repr(value.__reduce_ex__(2))
+    except Exception:  # it does not say
         return repr(value)

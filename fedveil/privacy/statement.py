@@ -42,7 +42,7 @@ BRIEFLY: dict[str, str] = {
 
 
 UNRECORDED = "not recorded; this run counts against no budget."
-RECORDED = "recorded in the ledger under account {account}"
+RECORDED = "recorded in the ledger"  # under a name that is a hash of the data, so not told here
 
 
 @dataclass(frozen=True)

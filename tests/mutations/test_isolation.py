@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fedveil as fv
 from fedveil import algorithms, settings, training
 from fedveil.engines import factored
+from fedveil.engines import task as tasks
+from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
 from fedveil.models import side_effects
 
+from ..engines import test_isolation as isolation
 from ..engines.test_isolation import MIXING, STATEFUL, Mixing, people, rows
 from .making import Mutation, line, named, require_caught, returning
 
@@ -56,6 +61,31 @@ def check_rare_state() -> None:
     except UserError:
         return
     raise AssertionError("a round was released although the module kept something of a client")
+
+
+def check_first_batch() -> None:
+    isolation.test_a_model_that_starts_from_its_first_batch_starts_from_made_up_numbers()
+
+
+def check_copies() -> None:
+    """Two threads never compute with one object."""
+    task = Task(nn.Sequential(isolation.Shared(2, 2)), "cross_entropy")
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(task.here).result()
+    except UserError:
+        return
+    raise AssertionError("a thread's copy of a model shares a part with the model")
+
+
+def check_sizes() -> None:
+    """A larger client beside the others changes nothing of theirs."""
+    torch.manual_seed(0)
+    task = Task(Mixing(MIXING["standardized"]), "cross_entropy")
+    everyone, others = np.arange(6), np.array([0, 1, 3, 4, 5])
+    engine = DenseEngine(task, 6)
+    found = [rows(engine, task, people(more=more), everyone)[others] for more in (0, 20)]
+    assert torch.allclose(*found, atol=1e-5), "one client's size changed another one's update"
 
 
 def check_recipe_toml() -> None:
@@ -112,7 +142,37 @@ MUTATIONS = [
         "global randomness is not noticed",
         returning(side_effects, "_generators", list),
         "check_refused",
-        lambda: check_refused("global randomness"),
+        lambda: check_refused("NumPy's randomness"),
+    ),
+    Mutation(
+        "a model is not asked the same again",
+        returning(Task, "_answer", lambda *_: torch.zeros(1)),
+        "check_refused",
+        lambda: check_refused("coroutine"),
+    ),
+    Mutation(
+        "a model is tried on real examples first",
+        line(training, "_check_fit", ("made_up(data, 2)", "data.client(0)")),
+        "check_first_batch",
+        check_first_batch,
+    ),
+    Mutation(
+        "evaluation hands out the model itself",
+        line(Task, "at", ("x.clone()", "x")),
+        "check_evaluation",
+        isolation.test_evaluation_leaves_the_released_model_as_it_is,
+    ),
+    Mutation(
+        "a client's batch is shown with what fills it up",
+        returning(DenseEngine, "_loss", lambda self, *batch: self.task.loss(*batch)),
+        "check_sizes",
+        check_sizes,
+    ),
+    Mutation(
+        "copies of a model may share parts",
+        returning(tasks, "_copied", lambda module: module),
+        "check_copies",
+        check_copies,
     ),
     Mutation(
         "state is looked for before the run only",

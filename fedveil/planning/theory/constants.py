@@ -124,7 +124,7 @@ def solved(task: Task, data: Federated, start: Tensor) -> Tensor:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        losses = task.loss_of_examples(task.outputs(task.unflatten(x), inputs), labels)
+        losses = task.loss_of_examples(task.outputs(task.at(x), inputs), labels)
         loss = (losses * weights).sum()
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
@@ -141,7 +141,7 @@ def curvature(task: Task, data: Federated, x: Tensor) -> float:
 
 def _eigenvalue(task: Task, data: Federated, client: int, x: Tensor) -> float:
     own, at = data.client(client), x.clone().requires_grad_(True)
-    outputs = task.outputs(task.unflatten(at), own.inputs[:])
+    outputs = task.outputs(task.at(at), own.inputs[:])
     loss = task.loss_of_examples(outputs, own.labels[:]).mean()
     (slope,) = torch.autograd.grad(loss, at, create_graph=True)
     direction = torch.randn(len(x), generator=torch.Generator().manual_seed(client))
@@ -156,7 +156,7 @@ def _eigenvalue(task: Task, data: Federated, client: int, x: Tensor) -> float:
 def _losses(task: Task, data: Federated, x: Tensor) -> Tensor:
     """f_i(x) of every client, [clients]."""
     with torch.no_grad():
-        outputs = task.outputs(task.unflatten(x), data.inputs[:])
+        outputs = task.outputs(task.at(x), data.inputs[:])
         losses = task.loss_of_examples(outputs, data.labels[:]).double()
     owner = torch.arange(data.clients).repeat_interleave(data.sizes)
     sums = torch.zeros(data.clients, dtype=torch.float64).index_add_(0, owner, losses)

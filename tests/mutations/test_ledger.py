@@ -65,9 +65,7 @@ def check_plan_is_stated() -> None:
         assert training.records[-1].epsilon == epsilon_of(training, 2)
         assert training.records[-1].epsilon_planned == planned
         assert "6 planned, 2 run" in training.guarantee().sentence()
-        assert dict(training.statement().entries())["Ledger"].startswith(
-            "recorded in the ledger under"
-        )
+        assert dict(training.statement().entries())["Ledger"].startswith("recorded in the ledger")
         assert training.session is not None
         training.session.close()
 
