@@ -41,6 +41,7 @@ FILES = {
     "recipe.toml",
     "metrics.parquet",
     "clients.parquet",
+    "engine.json",
     "evaluation.json",
     "model.safetensors",
     "summary.json",

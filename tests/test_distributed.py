@@ -38,7 +38,7 @@ from tests.played import CASES, play, ready
 Refused = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 100  # seconds for anything here
-TABLE = ("--path", "people.csv", "--client", "who", "--label", "y")
+TABLE = ("--path", "people.csv", "--client", "who", "--label", "y", "--data", "classes=no,yes")
 NORMEC = (*TABLE, "--algorithm", "fed_alpha_normec", "--set", "rate=0.6")
 NOISY = (*NORMEC, "--noise-multiplier", "1")
 SILENT = (*NORMEC, "--set", "private=false")  # nothing to account for, so it is quick

@@ -58,6 +58,8 @@ def made_up(data: Federated, count: int, scale: float = 0.0) -> Examples:
     """Examples of the data's shapes that nobody has: zeros, or normal numbers of this scale."""
     inputs = torch.zeros(count, *data.inputs.shape[1:], dtype=data.inputs.dtype)
     labels = torch.zeros(count, *data.labels.shape[1:], dtype=data.labels.dtype)
+    if not labels.is_floating_point():
+        labels[-1] = max(data.classes - 1, 0)  # a model with too few outputs fails on it
     if scale:
         numbers = torch.Generator().manual_seed(count)
         for part in (inputs, labels):

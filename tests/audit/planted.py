@@ -133,14 +133,6 @@ class Laplace(Gaussian):
         return torch.from_numpy(drawn.clip(-2 * deviation, 2 * deviation))
 
 
-class NoTopUp(Gaussian):
-    """Client-side noise of those who came alone."""
-
-    def draw(self, message: Norms, arrived: int, expected: float, rng: Any) -> Tensor:
-        unit = torch.from_numpy(rng.standard_normal(message.dim))
-        return unit * self.deviation(message) * math.sqrt(arrived / expected)
-
-
 class PerLayer(Clip):
     """Each of four layers clipped to C, so that all of them are 2·C."""
 
@@ -300,8 +292,9 @@ MORE = [
     ),
     Planted(
         "client-side noise without top-up",
-        replace(CLIPPED, noise=NoTopUp(1.0, "client")),
+        replace(CLIPPED, noise=Gaussian(1.0, "client")),
         check_noise_of_rounds,
+        line(Gaussian, "draw", ("max(arrived / expected, 1.0)", "(arrived / expected)")),
     ),
     Planted("a bound for each layer", replace(CLIPPED, bound=PerLayer(0.7)), check_neighbours),
     Planted("clip by the mean length", replace(CLIPPED, bound=ByTheMean(0.7)), check_neighbours),
