@@ -115,7 +115,8 @@ def _choice(training: Training, name: str) -> Choice:
     from fedveil.engines.choose import choose
 
     recipe, data = training.recipe, training.data
-    return choose(name, training.task, data, recipe.local, recipe.cohort.expected(data.clients))
+    expected = recipe.cohort.expected(data.clients)
+    return choose(name, training.task, data, recipe.local, expected, timed=True)
 
 
 def _expected(training: Training, choice: Choice, name: str) -> float | None:

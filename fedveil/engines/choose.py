@@ -32,6 +32,7 @@ CLOSE = 4.0  # times the best estimate: still worth a trial
 # Times as quick as an engine before it in the list, to be taken instead. Engines differ in the last
 # bits; nearer to 1, a busy machine would make two runs of one seed differ.
 BETTER = 3.0
+WORTH_TIMING = 0.1  # seconds of a round, below which no trial is made
 REPEATS = 5  # of a trial, all engines in turn, of which the quickest counts
 TRIAL_PRODUCTS = 1e9  # what one repeat of a trial may cost
 log = logging.getLogger("fedveil")
@@ -47,11 +48,17 @@ class Choice:
 
 
 def choose(
-    name: str, task: Task, data: Federated, local: Local | None = None, participants: float = 256
+    name: str,
+    task: Task,
+    data: Federated,
+    local: Local | None = None,
+    participants: float = 256,
+    timed: bool = False,
 ) -> Choice:
     """The engine of this name; `auto` takes the quickest of those that serve the model.
 
-    The trial is made on inputs of zeros: how long they take tells nothing of anybody's data.
+    The trial is made on inputs of zeros: how long they take tells nothing of anybody's data. Short
+    rounds are not worth it, unless it is asked for.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
@@ -61,7 +68,7 @@ def choose(
         if name != "loop" and (problem := trial.problem(engine)):
             raise UserError(f"The engine '{name}' does not serve this model: {problem}.")
         return Choice(engine, "asked for", {})
-    return trial.quickest()
+    return trial.quickest(timed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,6 +129,11 @@ class _Trial:
         together = 1.0 if engine.name == "loop" else min(engine.group_size, self.participants)
         return self.products / PACE[engine.name] + SETTING_OUT[engine.name] / max(1.0, together)
 
+    def round_of(self, engine: Engine) -> float:
+        """Seconds of a round, by the same estimate."""
+        steps = self.local.plan(self.data.sizes.max().reshape(1), 0, np.random.default_rng(0)).steps
+        return self.estimate(engine) * steps * self.participants
+
     @property
     def products(self) -> float:
         """Of a client's step; forward, and twice as much backward."""
@@ -146,13 +158,15 @@ class _Trial:
                     best[engine.name] = min(best[engine.name], each)
         return best
 
-    def quickest(self) -> Choice:
+    def quickest(self, timed: bool) -> Choice:
         """By estimate, then by trial; an earlier engine of the list needs no proof of its own."""
         serving = list(self._serving())
         best = min(self.estimate(engine) for engine in serving)
         close = [engine for engine in serving if self.estimate(engine) <= CLOSE * best]
         if len(close) == 1:
             return Choice(close[0], "alone serves this model at a sensible cost", {})
+        if not timed and self.round_of(close[0]) < WORTH_TIMING:
+            return Choice(close[0], "rounds are too short for the engine to matter", {})
         seconds = self.timed(close)
         taken = close[0]
         for engine in close[1:]:

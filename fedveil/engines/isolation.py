@@ -6,8 +6,6 @@ from the first batch takes them from made-up numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -18,8 +16,9 @@ from fedveil.engines.updates import Engine, Group
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import SGD
 from fedveil.parts.schedule import Constant
+from fedveil.threads import one_thread_each
 
-SIZES, SCALES = ((1, 3, 2), (1, 1, 1)), (1.0, 30.0)  # of clients, and of their numbers
+SIZES, SCALES = (1, 3, 2), (1.0, 30.0)  # of made-up clients, and of their numbers
 CLOSE = 1e-3  # relative: engines come nearer to each other, and batches that mix do not
 
 
@@ -30,13 +29,14 @@ def refuse_memory(task: Task, engine: Engine, data: Federated) -> None:
     on `Task.refuse_side_effects` holds the run to it, round by round.
     """
     crowds = _crowds(data)
-    for crowd in crowds:
-        _call(task, engine, crowd)
-    task.watch(crowds[0].data.test)
-    for crowd in crowds:
-        with refusing_randomness(task.module):
+    with one_thread_each():
+        for crowd in crowds:
             _call(task, engine, crowd)
-        task.refuse_side_effects()
+        task.watch(crowds[0].data.test)
+        for crowd in crowds:
+            with refusing_randomness(task.module):
+                _call(task, engine, crowd)
+            task.refuse_side_effects()
 
 
 def mixing(task: Task, engine: Engine, data: Federated) -> str:
@@ -47,7 +47,8 @@ def mixing(task: Task, engine: Engine, data: Federated) -> str:
     """
     alone = LoopEngine(task)
     for crowd in _crowds(data):
-        found, wanted = (one.updates(task.flatten(), crowd).rows() for one in (engine, alone))
+        with one_thread_each():
+            found, wanted = (one.updates(task.flatten(), crowd).rows() for one in (engine, alone))
         gap, size = (float(part.norm()) for part in (found - wanted, wanted))
         if gap > CLOSE * (1e-6 + size):
             return "it does not treat the examples of a batch one by one"
@@ -80,14 +81,14 @@ def _call(task: Task, engine: Engine, crowd: Group) -> None:
 
 
 def _crowds(data: Federated) -> list[Group]:
-    return [_crowd(data, sizes, scale) for sizes in SIZES for scale in SCALES]
+    return [_crowd(data, scale) for scale in SCALES]
 
 
-def _crowd(data: Federated, sizes: Sequence[int], scale: float) -> Group:
-    """Clients that nobody is, with so many examples each."""
-    every = made_up(data, sum(sizes), scale)
-    offsets = torch.tensor([0, *sizes]).cumsum(0)
+def _crowd(data: Federated, scale: float) -> Group:
+    """Clients that nobody is."""
+    every = made_up(data, sum(SIZES), scale)
+    offsets = torch.tensor([0, *SIZES]).cumsum(0)
     facts = (data.classes, data.loss)
     crowd = Federated("made up", every.inputs, every.labels, offsets, every, *facts)
     plan = SGD(Constant(0.1), steps=2).plan(crowd.sizes, 0, np.random.default_rng(0))
-    return Group(crowd, np.arange(len(sizes)), plan)
+    return Group(crowd, np.arange(len(SIZES)), plan)

@@ -72,9 +72,11 @@ def refusing_randomness(module: nn.Module) -> Iterator[None]:
 
 
 def _generators() -> list[tuple[str, object]]:
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    state = legacy["state"]
     return [
         ("torch", torch.get_rng_state().numpy().tobytes()),
-        ("NumPy", repr(np.random.get_state(legacy=False))),  # noqa: NPY002
+        ("NumPy", (np.asarray(state["key"]).tobytes(), state.get("pos"))),
         ("Python", random.getstate()),
     ]
 

@@ -147,7 +147,7 @@ def test_a_module_that_cannot_be_stacked_falls_to_the_loop(caplog) -> None:
 def test_auto_takes_an_engine_that_a_trial_found_quick_and_unknown_ones_are_refused() -> None:
     data = population()
     task = Task(build("softmax", data, torch.Generator()), "cross_entropy")
-    choice = choose("auto", task, data, SGD(Constant(0.1), steps=20))
+    choice = choose("auto", task, data, SGD(Constant(0.1), steps=20), timed=True)
     assert choice.engine.name in choice.seconds
     quick = min(choice.seconds.values())
     assert choice.seconds[choice.engine.name] <= BETTER * quick

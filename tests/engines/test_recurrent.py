@@ -92,5 +92,5 @@ def test_engines_agree(kind: str) -> None:
 
 
 def test_no_engine_is_ruled_out_by_a_recurrence() -> None:
-    choice = choose("auto", task_of("lstm"), population(), SGD(Constant(0.1), steps=2))
+    choice = choose("auto", task_of("lstm"), population(), SGD(Constant(0.1), steps=2), timed=True)
     assert {"factored", "dense"} <= set(choice.seconds)
