@@ -136,7 +136,8 @@ class Session:
         """
         if self._entry is None:
             return
-        exposed = any(isinstance(e, events.NonPrivate) for e, _ in self.facts.plans[view].ways)
+        ways = self.facts.plans[view].ways
+        exposed = any(isinstance(way.event, events.NonPrivate) for way in ways)
         found = None if exposed or not math.isfinite(epsilon) else epsilon
         body = {"run": self._entry, "view": view, "rounds": rounds, "redrawn": self.redrawn}
         stated = {"of": "the plan", "limited": limited, "epsilon": found, "at": now()}
@@ -218,7 +219,8 @@ class Session:
     def _why(self, view: View) -> str:
         """Where no number tells it: why there is no finite ε."""
         mine = self._stream.charged(view)
-        reasons = [e.reason for e, _ in mine.plan.ways if isinstance(e, events.NonPrivate)]
+        released = [way.event for way in mine.plan.ways]
+        reasons = [e.reason for e in released if isinstance(e, events.NonPrivate)]
         runs = [*self.ledger.charged(self.facts.account, view), mine]
         if not reasons and not together.fitting(runs):
             wanted = together.adjacency(runs)
