@@ -109,7 +109,7 @@ class Session:
         Two releases with the same noise would reveal their difference. Without a budget it is only
         noted (`commit`), for a simulation may well compare two engines.
         """
-        before = self._stream.digests.get(round)
+        before = self.ledger.released(self._empty.noise, round)
         if before and digest not in before and self.ledger.budgets(self.facts.account):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
@@ -120,10 +120,10 @@ class Session:
 
     def commit(self, round: int, digest: str) -> None:
         """Note that a round was published, and the digest of what was."""
-        before = self._stream.digests.get(round, ())
-        if digest in before:
+        if digest in self._stream.digests.get(round, ()):
             return
-        self.differed |= bool(before)
+        before = self.ledger.released(self._empty.noise, round)
+        self.differed |= bool(before) and digest not in before
         with self.ledger.writing():
             self.ledger.chain.add("commit", {"run": self._entry, "round": round, "digest": digest})
         self.ledger.sync()
