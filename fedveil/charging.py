@@ -387,9 +387,8 @@ def _own_epsilon(training: Training, rounds: int, lost: int) -> float:
     else:
         proofs = ways(training.recipe, *size, training.recipe.view)
 
-    def epsilon(proof: Way, count: int, lost: int = 0) -> float:
-        counted = count if proof.most is None else min(count, proof.most + lost)
-        return accounting.epsilon(events.Composed(proof.event, counted), training.delta)
+    def epsilon(proof: Way, count: int) -> float:
+        return accounting.epsilon(proof.spent(count), training.delta)
 
     best = min(proofs, key=lambda proof: epsilon(proof, training.rounds))
-    return epsilon(best, rounds, lost)
+    return epsilon(best.redrawn(lost), rounds)

@@ -97,6 +97,7 @@ class Reception:
     ) -> None:
         _refuse_floats_with_noise(recipe)
         _refuse_masked(recipe)
+        _refuse_amplified(recipe)
         if (dim := sum(math.prod(shape) for shape in shapes.values())) != len(state.x):
             raise UserError(
                 f"reception: the shapes make {dim} numbers, but the model has {len(state.x)}; "
@@ -278,6 +279,16 @@ def _refuse_masked(recipe: Recipe) -> None:
         raise UserError(
             f"{recipe.name} is for view 'sum', but a reception sees every message by itself, which "
             "is view 'messages'; use a recipe for that view, or secure aggregation in its place."
+        )
+
+
+def _refuse_amplified(recipe: Recipe) -> None:
+    """What holds only if every message arrives, which nobody can promise of clients."""
+    if recipe.noise.at == "client" and recipe.hidden(recipe.view):
+        raise UserError(
+            f"{recipe.name}: noise of the clients towards view '{recipe.view}' is accounted as if "
+            "nobody saw who takes part, but a missing message aborts the round, which the models "
+            "show. Use noise at the server, view 'messages', or a cohort with `honest`."
         )
 
 

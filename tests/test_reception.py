@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
+from scipy.stats import binom
 from torch import Tensor
 
 from fedveil import algorithms, loop, training
@@ -19,6 +21,9 @@ from fedveil.engines.updates import DenseUpdates, Group
 from fedveil.errors import UserError
 from fedveil.loop import Info, State, begin, bound_of, bounded_rows, play_round, scales_of
 from fedveil.parts.cohort import Everyone, FixedSize, Poisson
+from fedveil.parts.discrete import Binomial
+from fedveil.privacy.accounting import delta
+from fedveil.privacy.norms import Norms
 from fedveil.privacy.secure import secured
 from fedveil.reception import (
     MOST_EXAMPLES,
@@ -34,6 +39,7 @@ from fedveil.recipe import Recipe
 from fedveil.wire import Wire
 
 from .contracts.replay import Scripted, people
+from .privacy.test_integers import hockey_stick
 
 SHAPES = {"weight": (2, 3), "bias": (2,)}
 DIM, CLIENTS, KEY = 8, 12, 5
@@ -42,7 +48,9 @@ PLAIN = replace(algorithms.clipped_fedavg(clip=CLIP, server_rate=1.0), cohort=Ev
 NOISY = algorithms.dp_fedavg(clip=CLIP, rate=0.5, noise_multiplier=1.0)
 ADAPTIVE = algorithms.dp_fedavg_adaptive(rate=0.5, noise_multiplier=1.0)
 SECURE = secured(NOISY)
-BINOMIAL = algorithms.dp_norm_fedavg_binomial(clients=6, trials=64, levels=8)
+BINOMIAL = replace(
+    algorithms.dp_norm_fedavg_binomial(clients=6, trials=64, levels=8), view="messages"
+)
 MODULAR = replace(BINOMIAL, view="sum")
 WHOLE = secured(ADAPTIVE)
 COMPENSATED = replace(algorithms.alpha_normec(), cohort=FixedSize(6))
@@ -282,6 +290,45 @@ def test_short_updates_are_counted_where_messages_are_whole_numbers() -> None:
 def test_whoever_takes_messages_one_by_one_is_no_secure_aggregation() -> None:
     with pytest.raises(UserError, match="a reception sees every message by itself, which is view"):
         opened(MODULAR)
+
+
+@pytest.mark.parametrize("cohort", [FixedSize(6), FixedSize(6, cap=2), Everyone()], ids=repr)
+def test_clients_noise_that_is_amplified_is_not_received(cohort: Any) -> None:
+    """A message that stays out voids the round: the model shows who was drawn."""
+    hidden = replace(BINOMIAL, view="models", cohort=cohort)
+    with pytest.raises(
+        UserError, match=r"accounted as if nobody saw who takes part.*a missing mess"
+    ):
+        opened(hidden)
+    opened(replace(hidden, view="messages"))
+    opened(replace(hidden, cohort=replace(cohort, honest=6)))
+
+
+def test_a_missing_message_would_raise_the_rate_of_those_who_come() -> None:
+    """Why: 2 of 20 clients, 12 of which never answer, by enumeration of all cohorts."""
+    noise, most, drawn, clients = Binomial(4000), 32, 2, 20
+    message = Norms(1, most, most, most, 1.0)
+    move = message.sensitivity("replace-one")
+    claimed = FixedSize(drawn).amplify(noise.event(message, move, drawn, drawn), clients)
+    trials = 4000 * drawn
+    masses = binom.pmf(np.arange(trials + 1), trials, 0.5)
+
+    def law(unit: int, offline: int) -> np.ndarray:
+        """Of the sum, and last of a void round; all others send −most, the unit its own."""
+        released, void = np.zeros(trials + 1 + 2 * drawn * most), 0.0
+        cohorts = list(itertools.combinations(range(clients), drawn))
+        for cohort in cohorts:
+            if any(1 <= client <= offline for client in cohort):
+                void += 1 / len(cohorts)
+                continue
+            place = sum(unit if client == 0 else -most for client in cohort) + drawn * most
+            released[place : place + len(masses)] += masses / len(cohorts)
+        return np.append(released, void)
+
+    def true(offline: int) -> float:
+        return hockey_stick(law(most, offline), law(-most, offline), 2.0)
+
+    assert true(0) <= delta(claimed, 2.0) < 5e-4 < 8e-4 < true(12)
 
 
 def test_residues_of_another_form_are_refused() -> None:

@@ -147,6 +147,7 @@ def _planned(ledger: Ledger, training: Training, view: View) -> tuple[int, Charg
 def together_of(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
     """ε at δ of all rounds that runs have reserved; None where no ledger knows any of them."""
     from fedveil.privacy import together
+    from fedveil.privacy.ledger import released_twice
 
     drawn = _drawn([path for path in paths if path.is_dir()])
     mine = [stream.charged(view) for key, stream in drawn.streams.items() if key in drawn.mine]
@@ -163,9 +164,7 @@ def together_of(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
         "unrecorded": drawn.unrecorded,
         "account": _finite(together.epsilon(every, delta)),
         "others": len(every) - len(mine),
-        "released_twice": any(
-            len(found) > 1 for key in drawn.mine for found in drawn.streams[key].digests.values()
-        ),
+        "released_twice": bool(released_twice(drawn.streams[key] for key in drawn.mine)),
     }
 
 

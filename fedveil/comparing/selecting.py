@@ -114,7 +114,7 @@ def priced(trainings: Sequence[Training], law: Law) -> Priced:
 
 def _hopeless(members: Sequence[Charged]) -> str:
     """Why there is no ε: what a member releases without noise, or too little of it."""
-    found = (event for member in members for event, _ in member.plan.ways)
+    found = (way.event for member in members for way in member.plan.ways)
     why = next((event.reason for event in found if isinstance(event, NonPrivate)), "")
     because = f", since {why}." if why else "; use more noise."
     return f"Selecting among these members has no finite epsilon{because}"

@@ -52,14 +52,23 @@ def escape(masses: np.ndarray, steps: Norms) -> float:
     reach = int(steps.linf)
     if reach >= len(masses):
         return 1.0
-    return _any_escape(np.cumsum(masses[::-1][:reach]), steps)
+    return _any_escape(np.cumsum(masses[::-1][:reach]) * _rounded_up(len(masses)), steps)
+
+
+def _rounded_up(values: int = 0) -> float:
+    """The factor that makes an upper bound of a sum of masses, of a law with so many values.
+
+    The chance that any coordinate escapes grows by no larger factor than that of one of them.
+    """
+    return 1 + (values + 100) * ERROR
 
 
 def _any_escape(chances: np.ndarray, steps: Norms) -> float:
     """The chance that any coordinate escapes, where one that moves by j does with chances[j−1]."""
     if chances.max(initial=0.0) >= 1:
         return 1.0
-    return -math.expm1(-float(worst(-np.log1p(-chances), steps)))
+    found = -math.expm1(-float(worst(-np.log1p(-chances), steps)))
+    return min(found * _rounded_up(), 1.0)
 
 
 def laplace_divergences(alpha: float, normalizer: float, steps: Norms) -> np.ndarray:
@@ -107,8 +116,8 @@ def conditioned(values: np.ndarray, escape: float) -> tuple[float, ...]:
 class Steps(NamedTuple):
     """A symmetric law of whole numbers as a normal one in steps: Z(k − ½) = Φ⁻¹(P(Y < k)).
 
-    `tails` are P(Y ≥ k) for k = 1, 2, …; `steepest` the largest Z(x) − Z(x − 1) over all x within
-    k − ½ of zero. `whole` says whether the law ends where they do.
+    `tails` are P(Y ≥ k) for k = 1, 2, …, rounded up; `steepest` the largest Z(x) − Z(x − 1) over
+    all x within k − ½ of zero. `whole` says whether the law ends where they do.
     """
 
     tails: np.ndarray
@@ -136,7 +145,8 @@ def steps_of(logs: np.ndarray, whole: bool, rough: float = 0.0) -> Steps | None:
     rises = np.append(2 * z[:1], np.diff(z)) + 2 * MILLS * rough
     slack = 2 * (MILLS * (len(logs) + 100) + 1) * ERROR
     steepest = np.maximum.accumulate(rises + slack)
-    return Steps(tails[seen] * math.exp(rough), steepest, whole and bool(seen.all()))
+    above = tails[seen] * (math.exp(rough) * _rounded_up(len(logs)))
+    return Steps(above, steepest, whole and bool(seen.all()))
 
 
 class Normal(NamedTuple):

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +75,11 @@ class Stream:
         """Whose data they were about."""
         return Account(self.body["fingerprint"], self.body["unit"])
 
+    @property
+    def noise(self) -> tuple[Account, str]:
+        """Whose noise it is: equal for a run's rounds before and after they were accounted anew."""
+        return self.account, str(self.body["stream"])
+
     @functools.cached_property
     def plans(self) -> dict[View, Plan]:
         """What each round released, towards each view."""
@@ -128,13 +133,18 @@ class Books:
         """ε at δ of all that was reserved on these data, towards a view."""
         return together.epsilon(self.charged(account, view), delta, target)
 
+    def released(self, noise: tuple[Account, str], round: int) -> set[str]:
+        """The digests of what was published of a round under this noise, however accounted."""
+        alike = (stream for stream in self.streams.values() if stream.noise == noise)
+        return set().union(*(stream.digests.get(round, ()) for stream in alike))
+
     def stream_of(self, entry: int) -> Stream:
         """What a run's entry drew from."""
         return self.streams[self._runs[entry][0]]
 
-    def entries_of(self, key: str) -> list[int]:
-        """The entries of the runs that drew from a stream."""
-        return [entry for entry, (stream, _) in self._runs.items() if stream == key]
+    def entries_of(self, noise: tuple[Account, str]) -> list[int]:
+        """The entries of the runs that drew this noise."""
+        return [entry for entry in self._runs if self.stream_of(entry).noise == noise]
 
     def apply(self, entry: Entry) -> None:
         """The next entry."""
@@ -257,6 +267,19 @@ def stream_key(body: Mapping[str, Any]) -> str:
     names = ("fingerprint", "unit", "stream", "rounds", "views")
     text = json.dumps([body[name] for name in names], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def released_twice(streams: Iterable[Stream]) -> dict[tuple[Account, str], list[int]]:
+    """The rounds that were published in two versions under the same noise, by that noise."""
+    found: dict[tuple[Account, str], dict[int, set[str]]] = {}
+    for stream in streams:
+        for round, digests in stream.digests.items():
+            found.setdefault(stream.noise, {}).setdefault(round, set()).update(digests)
+    twice = {
+        noise: sorted(round for round, digests in rounds.items() if len(digests) > 1)
+        for noise, rounds in found.items()
+    }
+    return {noise: rounds for noise, rounds in twice.items() if rounds}
 
 
 def ledger_path(given: Path | None = None) -> Path:

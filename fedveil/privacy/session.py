@@ -109,7 +109,7 @@ class Session:
         Two releases with the same noise would reveal their difference. Without a budget it is only
         noted (`commit`), for a simulation may well compare two engines.
         """
-        before = self._stream.digests.get(round)
+        before = self.ledger.released(self._empty.noise, round)
         if before and digest not in before and self.ledger.budgets(self.facts.account):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
@@ -120,10 +120,10 @@ class Session:
 
     def commit(self, round: int, digest: str) -> None:
         """Note that a round was published, and the digest of what was."""
-        before = self._stream.digests.get(round, ())
-        if digest in before:
+        if digest in self._stream.digests.get(round, ()):
             return
-        self.differed |= bool(before)
+        before = self.ledger.released(self._empty.noise, round)
+        self.differed |= bool(before) and digest not in before
         with self.ledger.writing():
             self.ledger.chain.add("commit", {"run": self._entry, "round": round, "digest": digest})
         self.ledger.sync()
@@ -136,7 +136,8 @@ class Session:
         """
         if self._entry is None:
             return
-        exposed = any(isinstance(e, events.NonPrivate) for e, _ in self.facts.plans[view].ways)
+        ways = self.facts.plans[view].ways
+        exposed = any(isinstance(way.event, events.NonPrivate) for way in ways)
         found = None if exposed or not math.isfinite(epsilon) else epsilon
         body = {"run": self._entry, "view": view, "rounds": rounds, "redrawn": self.redrawn}
         stated = {"of": "the plan", "limited": limited, "epsilon": found, "at": now()}
@@ -218,7 +219,8 @@ class Session:
     def _why(self, view: View) -> str:
         """Where no number tells it: why there is no finite ε."""
         mine = self._stream.charged(view)
-        reasons = [e.reason for e, _ in mine.plan.ways if isinstance(e, events.NonPrivate)]
+        released = [way.event for way in mine.plan.ways]
+        reasons = [e.reason for e in released if isinstance(e, events.NonPrivate)]
         runs = [*self.ledger.charged(self.facts.account, view), mine]
         if not reasons and not together.fitting(runs):
             wanted = together.adjacency(runs)

@@ -351,6 +351,11 @@ class Statement:
             yield f"parts that are not fedveil's ({own}) do what they say; nobody has checked that"
         if any(g.private and g.hidden for g in self.guarantees):
             yield "towards view models: the server is trusted, and who takes part stays secret"
+        if self.recipe.noise.at == "client" and self.recipe.hidden("models"):
+            yield (
+                "towards view models: every drawn client's message arrives (a missing one aborts "
+                "the round, which shows who was drawn)"
+            )
         if self.towards("sum").private:
             yield f"towards view sum: {self._aggregation()}"
         if (course := self.main.course) is not None and course.redrawn:
@@ -415,8 +420,9 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
 def _accountant() -> str:
     version = importlib.metadata.version("dp-accounting")
     return (
-        f"by dp-accounting {version}: privacy loss distributions, rounded up, for Gaussian and "
-        "pure releases; Rényi divergences for other discrete noise."
+        f"by dp-accounting {version}: privacy loss distributions, rounded up, for Gaussian, pure "
+        "and sampled releases; whole-number noise by the Gaussian that dominates it or by its "
+        "Rényi divergences, whichever gives the smaller ε."
     )
 
 

@@ -19,7 +19,7 @@ from fedveil.parts.bound import AdaptiveClip, ProbedClip
 from fedveil.privacy import accounting, events
 from fedveil.privacy.norms import Adjacency
 from fedveil.privacy.plain import event_from_plain, event_to_plain
-from fedveil.recipe import Recipe, View, foreign
+from fedveil.recipe import Recipe, View, foreign, rounds_until
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # at which every noise is known
 MIDDLE = 7.0  # the order at which proofs are compared
@@ -29,10 +29,50 @@ Orders = Sequence[float]
 
 
 class Way(NamedTuple):
-    """One proof: the event of a round, of which at most `most` count."""
+    """One proof: the event of a round, of which at most `most` count.
+
+    `cap` is set where the proof counts the sampled rounds until a cap is almost surely reached
+    (`recipe._until_the_cap`): its event then sets aside the chance that it is not.
+    """
 
     event: events.Round
     most: int | None
+    cap: int | None = None
+
+    def spent(self, rounds: int) -> events.Composed:
+        """So many rounds by this proof.
+
+        Whether a cap is reached is decided once, by all the coins: it is paid for in whole, also
+        by fewer rounds than it takes.
+        """
+        if self.most is None or rounds >= self.most:
+            return events.Composed(self.event, rounds if self.most is None else self.most)
+        if self.cap is None or not rounds:
+            return events.Composed(self.event, rounds)
+        assert isinstance(self.event, events.Dominated)
+        whole = replace(self.event, distance=self.event.distance * self.most / rounds)
+        return events.Composed(whole, rounds)
+
+    def redrawn(self, lost: int) -> Way:
+        """The same proof where so many rounds were lost and drawn again with other coins.
+
+        At most so many of a unit's participations do not count towards its cap, whatever decided
+        which rounds were lost (docs/privacy.md, "Stopping").
+        """
+        if self.most is None or not lost:
+            return self
+        if self.cap is None:
+            return self._replace(most=self.most + lost)
+        assert isinstance(self.event, events.Dominated)
+        assert isinstance(self.event.by, events.PoissonSampled)
+        chance, cap = self.event.distance * self.most, self.cap + lost
+        most = rounds_until(self.event.by.rate, cap, chance)
+        return Way(replace(self.event, distance=chance / most), most, cap)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain values."""
+        cap = {} if self.cap is None else {"cap": self.cap}
+        return {"event": event_to_plain(self.event), "most": self.most, **cap}
 
 
 @dataclass(frozen=True)
@@ -45,11 +85,11 @@ class Plan:
 
     def spent(self, rounds: int) -> events.Spent:
         """As `Recipe.spent` has it: so many rounds, the best proof of several."""
-        unlimited = [event for event, most in self.ways if most is None]
+        unlimited = [way.event for way in self.ways if way.most is None]
         ways = tuple(
-            events.Composed(event, rounds if most is None else min(rounds, most))
-            for event, most in self.ways
-            if most is None or rounds > most or not _same_with_aside(event, unlimited)
+            way.spent(rounds)
+            for way in self.ways
+            if way.most is None or rounds > way.most or not _same_with_aside(way.event, unlimited)
         )
         return ways[0] if len(ways) == 1 else events.Either(ways)
 
@@ -57,13 +97,12 @@ class Plan:
         """The same where so many rounds were lost and drawn anew: they come on top of a cap."""
         if rounds and self.stranded is not None:
             return Plan((Way(self.stranded, None),), self.adjacencies)
-        ways = (Way(event, None if most is None else most + rounds) for event, most in self.ways)
-        return replace(self, ways=tuple(ways))
+        return replace(self, ways=tuple(way.redrawn(rounds) for way in self.ways))
 
     def plain(self) -> dict[str, Any]:
         """As plain values."""
-        ways = [{"event": event_to_plain(event), "most": most} for event, most in self.ways]
-        plain = {"ways": ways, "adjacencies": list(self.adjacencies)}
+        ways = [way.plain() for way in self.ways]
+        plain: dict[str, Any] = {"ways": ways, "adjacencies": list(self.adjacencies)}
         if self.stranded is not None:
             plain["stranded"] = event_to_plain(self.stranded)
         return plain
@@ -71,13 +110,27 @@ class Plan:
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> Plan:
         """The plan that `plain` wrote down."""
-        ways = (Way(event_from_plain(way["event"]), way["most"]) for way in plain["ways"])
+        ways = [Way(event_from_plain(way["event"]), way["most"]) for way in plain["ways"]]
+        # Plans once did not record their cap; it is what the proof without sampling counts.
+        caps = [way["cap"] for way in plain["ways"] if "cap" in way]
+        cap = min(caps or [way.most for way in ways if way.most is not None], default=None)
         stranded = plain.get("stranded")
         return Plan(
-            tuple(ways),
+            _relying_on(cap, ways),
             tuple(plain["adjacencies"]),
             None if stranded is None else event_from_plain(stranded),
         )
+
+
+def _relying_on(cap: int | None, ways: Sequence[Way]) -> tuple[Way, ...]:
+    """The proofs, with the cap in those that count sampled rounds until it is reached."""
+    unlimited = [way.event for way in ways if way.most is None]
+    return tuple(
+        way._replace(cap=cap)
+        if way.most is not None and _same_with_aside(way.event, unlimited)
+        else way
+        for way in ways
+    )
 
 
 def _same_with_aside(event: events.Round, others: Sequence[events.Round]) -> bool:
@@ -114,7 +167,8 @@ def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ..
     spent = recipe.spent(dim, population, MANY, view)
     found = spent.ways if isinstance(spent, events.Either) else (spent,)
     composed = (way for way in found if isinstance(way, events.Composed))
-    return tuple(Way(way.event, None if way.count == MANY else way.count) for way in composed)
+    proofs = [Way(way.event, None if way.count == MANY else way.count) for way in composed]
+    return _relying_on(recipe.cohort.cap, proofs)
 
 
 def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:
@@ -213,9 +267,14 @@ def _useful(target: float, delta: float) -> int:
 
 
 def _way(run: Charged) -> Way:
-    """The proof to count a run by, chosen by its plan and so before its first round."""
+    """The proof to count a run by, chosen by its plan and so before its first round.
+
+    Not one that counts rounds until a cap is reached: the chance that it is not belongs to the
+    run, not to its rounds, and the asides of case 2 are summed over rounds.
+    """
     middle = ORDERS.index(MIDDLE)
-    return min(run.plan.ways, key=lambda way: _divergence(way, run.planned).orders[middle])
+    ways = (way for way in run.plan.ways if way.cap is None)
+    return min(ways, key=lambda way: _divergence(way, run.planned).orders[middle])
 
 
 class Divergence(NamedTuple):

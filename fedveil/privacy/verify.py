@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from fedveil.privacy import accounting
 from fedveil.privacy.chain import Entry
-from fedveil.privacy.ledger import Account, Books, Ledger
+from fedveil.privacy.ledger import Account, Books, Ledger, released_twice
 from fedveil.privacy.statement import rounded_up
 
 TOLERANCE = 1e-6  # of an ε that was recorded against the one derived now
@@ -48,18 +48,18 @@ def verify(ledger: Ledger) -> Verdict:
             verdict.problems += _misstated(books, entry)
     for account in books.accounts():
         verdict.problems += _overspent(books, account, before)
-    for key, stream in books.streams.items():
+    for stream in books.streams.values():
         verdict.rounds += len(stream.rounds)
         verdict.uncommitted += len(stream.rounds - stream.digests.keys())
-        twice = sorted(round + 1 for round, found in stream.digests.items() if len(found) > 1)
-        if twice:
-            runs = ", ".join(map(str, books.entries_of(key)))
-            verdict.problems.append(
-                f"{stream.body['recipe']} on {stream.account}: {_spans(twice)} released in "
-                f"two versions under the same noise, by runs of entries {runs} (`fedveil budget "
-                "history`), whose difference no ε covers; release one of their models at most, and "
-                "play the other anew under another seed"
-            )
+    for noise, rounds in released_twice(books.streams.values()).items():
+        entries = books.entries_of(noise)
+        recipe = books.stream_of(entries[0]).body["recipe"]
+        verdict.problems.append(
+            f"{recipe} on {noise[0]}: {_spans([round + 1 for round in rounds])} released in "
+            f"two versions under the same noise, by runs of entries {', '.join(map(str, entries))} "
+            "(`fedveil budget history`), whose difference no ε covers; release one of their models "
+            "at most, and play the other anew under another seed"
+        )
     return verdict
 
 

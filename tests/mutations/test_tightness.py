@@ -78,7 +78,7 @@ SETTINGS = [
     ),
     Mutation(
         "escapes are not counted",
-        line(integers, "_any_escape", ("return -math", "return 0.0 * -math")),
+        line(integers, "_any_escape", ("found = -math", "found = 0.0 * -math")),
         "enumeration of binomial moves",
         enumerated(Binomial(20), 1),
     ),

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
-from fedveil import algorithms, recipe
+from fedveil import algorithms, charging, recipe
+from fedveil import training as training_module
+from fedveil.data.federated import Federated
 from fedveil.parts.cohort import FixedSize, Poisson
-from fedveil.privacy import events
+from fedveil.privacy import events, selection, together
 from fedveil.privacy.accounting import delta, epsilon
-from fedveil.privacy.together import plan
+from fedveil.privacy.ledger import open_ledger
+from fedveil.privacy.together import Charged, Plan, Way, plan
+from fedveil.privacy.verify import verify
+from fedveil.recipe import Recipe
+from fedveil.runs.directory import RunDirectory
 from tests.privacy.test_integers import hockey_stick
+from tests.privacy.test_stopping import lost_rounds
 
 ROUNDS, EPSILONS = 11, (0.0, 0.2, 0.5, 1.0, 2.0, 3.0)
 
@@ -112,14 +122,177 @@ def test_a_short_run_and_other_cohorts_are_counted_as_before() -> None:
     assert len(own.spent(10, 1000, 50_000).ways) == 2
 
 
-def test_lost_rounds_come_on_top_of_those_until_the_cap() -> None:
-    capped = algorithms.dp_fedavg(rate=0.1, cap=20, noise_multiplier=4.0)
-    planned = plan(capped, 10, 1000, "models")
+# Rounds that were lost
+
+CAPPED = algorithms.dp_fedavg(rate=0.1, cap=20, noise_multiplier=4.0)
+OTHER = algorithms.dp_fedavg(rate=0.1, noise_multiplier=8.0)
+SIZE, DELTA = (10, 1000), 1e-5
+
+
+@pytest.mark.parametrize("lost", [0, 1, 7, 50])
+def test_a_plan_and_a_recipe_agree_on_lost_rounds(lost: int) -> None:
+    """What `verify` derives from a plan is what a statement derives from the recipe."""
+    planned = plan(CAPPED, *SIZE, "models").redrawn(lost)
+    for rounds in (100, 1000):
+        stated = charging.redrawn(CAPPED, lost).spent(*SIZE, rounds + lost)
+        derived = planned.spent(rounds + lost)
+        assert epsilon(derived, DELTA) == pytest.approx(epsilon(stated, DELTA), rel=1e-12)
+        counts = [way.count for way in stated.ways]
+        assert [way.count for way in derived.ways] == counts
+
+
+def test_lost_rounds_raise_the_cap_by_which_it_is_almost_surely_reached() -> None:
+    planned = plan(CAPPED, *SIZE, "models")
     redrawn = planned.redrawn(7)
+    assert [way.cap for way in planned.ways] == [None, None, *4 * [20]]
     for before, after in zip(planned.ways, redrawn.ways, strict=True):
-        assert after.most == (None if before.most is None else before.most + 7)
-    assert epsilon(planned.spent(2000), 1e-5) == epsilon(capped.spent(10, 1000, 2000), 1e-5)
-    assert epsilon(redrawn.spent(2000), 1e-5) > epsilon(planned.spent(2000), 1e-5)
+        if before.cap is None:
+            assert after.most == (None if before.most is None else before.most + 7)
+        else:
+            chance = before.event.distance * before.most
+            assert binom.cdf(26, after.most, 0.1) <= chance * (1 + 1e-9)
+            assert after.event.distance * after.most == pytest.approx(chance)
+            assert after.cap == 27
+    assert planned.redrawn(0) == planned
+    twice, once = redrawn.redrawn(3).ways, planned.redrawn(10).ways
+    assert [(way.most, way.cap) for way in twice] == [(way.most, way.cap) for way in once]
+    assert epsilon(planned.spent(2000), DELTA) == epsilon(CAPPED.spent(*SIZE, 2000), DELTA)
+    assert epsilon(redrawn.spent(2000), DELTA) > epsilon(planned.spent(2000), DELTA)
+
+
+def test_plans_without_a_recorded_cap_are_still_read() -> None:
+    """The cap follows from the proof that counts the unit's releases one by one."""
+    planned = plan(CAPPED, *SIZE, "models")
+    plain = json.loads(json.dumps(planned.plain()))
+    assert Plan.from_plain(plain) == planned
+    for way in plain["ways"]:
+        way.pop("cap", None)
+    assert Plan.from_plain(plain) == planned
+
+
+def own(rounds: int, drawn: int, lost: int, recipe: Recipe, delta: float) -> float:
+    task, data = SimpleNamespace(dim=10), SimpleNamespace(clients=1000)
+    run = SimpleNamespace(recipe=recipe, task=task, data=data, rounds=rounds, delta=delta)
+    return charging._own_epsilon(run, drawn, lost)
+
+
+def test_no_kill_rule_beats_a_run_s_own_epsilon() -> None:
+    """An attacker who kills what looks like participation keeps the cap from being reached.
+
+    Rounds release N(1, z²) if the unit takes part and N(0, z²) if not; a checkpoint follows each,
+    and the process is killed where the release is above a threshold. Then the cap counts the rounds
+    alone in which the unit took part and looked absent. Until it is reached, the run cannot be told
+    from one without a cap, so the attack's δ is at least that of all the sampled rounds, less the
+    chances that the cap is reached or that more rounds are killed than stated.
+    """
+    rate, cap, z, drawn, alarm = 0.001, 200, 0.6, 600_000, 0.2
+    often = algorithms.dp_fedavg(rate=rate, cap=cap, noise_multiplier=z)
+    seen = norm.sf(norm.isf(alarm) - 1 / z)  # that participation is noticed
+    lost = int(binom.isf(1e-12, drawn, rate * seen + (1 - rate) * alarm))
+    short = 1e-12 + binom.sf(cap - 1, drawn, rate * (1 - seen))
+    sampled = events.Composed(often.event(*SIZE), drawn)
+
+    def attack(at: float) -> float:
+        return delta(sampled, at) - short
+
+    (proof,) = [way for way in plan(often, *SIZE, "models").ways if way.most == 322_160]
+    naive = events.Composed(proof.event, 322_160 + lost)
+    assert naive.count < drawn
+    assert attack(epsilon(naive, DELTA)) > 30 * DELTA  # lost rounds on top of those until the cap
+    claimed = own(drawn - lost, drawn, lost, often, DELTA)
+    assert attack(claimed) <= DELTA
+    assert claimed == pytest.approx(17.232, abs=1e-3)
+
+
+def test_the_chance_to_miss_a_raised_cap_covers_every_kill_rule() -> None:
+    """Whoever even sees the coins, and kills each round in which the unit takes part."""
+    rng, lost = np.random.default_rng(0), 40
+    proof = plan(CAPPED, *SIZE, "models").ways[2].redrawn(lost)
+    assert proof.most is not None
+    late = 0
+    for _ in range(2000):
+        coins, kept, kills = rng.random(2000) < 0.1, 0, 0
+        for drawn in np.flatnonzero(coins):
+            if kept == 20:
+                break
+            late += drawn >= proof.most
+            kept, kills = (kept, kills + 1) if kills < lost else (kept + 1, kills)
+    assert late == 0
+    naive = plan(CAPPED, *SIZE, "models").ways[2].most + lost
+    assert binom.cdf(19 + lost, naive, 0.1) > 0.5  # with lost rounds on top it would be likely
+
+
+def test_a_run_s_own_epsilon_is_not_below_an_attack_by_killing() -> None:
+    """40,000 rounds of which 4,535 that look like participation are killed.
+
+    The attack, simulated: δ(17.745) ≥ 2.5e-3 where δ = 1e-3 is stated; and 44,535 sampled rounds,
+    which the killed run is not told apart from, cost more.
+    """
+    often = algorithms.dp_fedavg(rate=0.003, cap=30, noise_multiplier=0.5)
+    sampled = events.Composed(often.event(*SIZE), 44_535)
+    assert own(40_000, 44_535, 4535, often, 1e-3) >= epsilon(sampled, 1e-3) > 17.8
+
+
+@pytest.mark.parametrize("drawn", [300, 500, 1007])
+def test_a_run_s_own_epsilon_pays_for_a_missed_cap_in_whole(drawn: int) -> None:
+    """The chance is one of the whole run: a part of it for a part of the rounds is no filter."""
+    (proof,) = [way for way in plan(CAPPED, *SIZE, "models").ways if way.most == 492]
+    redrawn = proof.redrawn(7)
+    counted = min(drawn, redrawn.most)
+    paid = events.Dominated(CAPPED.event(*SIZE), distance=3e-7 / counted)
+    found = own(1000, drawn, 7, CAPPED, DELTA)
+    assert found == pytest.approx(epsilon(events.Composed(paid, counted), DELTA), rel=1e-9)
+
+
+def test_a_run_s_own_epsilon_is_what_its_statement_derives() -> None:
+    stated = charging.redrawn(CAPPED, 7).spent(*SIZE, 1007)
+    assert own(1000, 1007, 7, CAPPED, DELTA) == pytest.approx(epsilon(stated, DELTA), rel=1e-12)
+
+
+def test_verify_derives_the_statement_of_a_capped_run_that_crashed(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    often = algorithms.dp_fedavg(rate=0.2, cap=8, noise_multiplier=4.0, steps=1)
+    path = tmp_path / "a"
+    training = lost_rounds(often, blobs, path, monkeypatch, rounds=250, evaluate_every=250)
+    result = training_module.finish(training, RunDirectory.open(path))
+    assert result.guarantee.rounds == 253
+    until = charging.redrawn(often, 3).spent(training.task.dim, blobs.clients, 253).ways[2:]
+    assert result.guarantee.epsilon in [epsilon(way, DELTA) for way in until]
+    assert training.session is not None
+    books = open_ledger(training.session.ledger.path)
+    assert verify(books).problems == []
+    books.close()
+
+
+# Several runs
+
+
+def test_two_capped_runs_have_a_finite_epsilon_together() -> None:
+    run = Charged(plan(CAPPED, *SIZE, "models"), 1000, 1000)
+    first = Charged(plan(OTHER, *SIZE, "models"), 10, 10)
+    assert together.epsilon([run, run], DELTA) == pytest.approx(6.1265, abs=1e-3)
+    assert together.epsilon([first, run], DELTA, 6.0) == pytest.approx(4.2033, abs=1e-3)
+    law = selection.law_of("geometric", 10)
+    assert epsilon(selection.selection([run], law), DELTA) == pytest.approx(6.982, abs=1e-3)
+
+
+def test_what_is_set_aside_once_is_not_used_over_several_runs() -> None:
+    """η/t a round would pay η·k/t for k rounds, and the cap may be missed with chance η."""
+    event = CAPPED.event(*SIZE)
+    until = Way(events.Dominated(event, distance=1e-16 / 50), 50, 20)
+    both = Plan((Way(event, None), until), ("zero-out",))
+    alone = Plan((Way(event, None),), ("zero-out",))
+    beside = Charged(plan(OTHER, *SIZE, "models"), 10, 10)
+    for rounds in (20, 1000):
+        found, wanted = (
+            together.epsilon([Charged(one, 1000, rounds), beside], DELTA) for one in (both, alone)
+        )
+        assert found == wanted < math.inf
+    assert together.curve(Charged(both, 1000, 20)).distance == 0
+    assert together.epsilon([Charged(both, 1000, 1000)], DELTA) < together.epsilon(
+        [Charged(alone, 1000, 1000)], DELTA
+    )  # a single stream may use it
 
 
 def test_the_chance_that_the_cap_is_not_reached_is_set_aside() -> None:

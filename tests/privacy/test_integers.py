@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.special import logsumexp
 
-from fedveil.parts.discrete import binomial_masses
+from fedveil.parts.discrete import _binomial_steps, binomial_masses, binomial_reach
 from fedveil.privacy import integers
 from fedveil.privacy.events import ORDERS
 from fedveil.privacy.norms import Norms
@@ -195,3 +195,26 @@ def test_worst_uses_whichever_norm_says_more() -> None:
     linear = np.array([1.0, 2.0, 3.0])
     short = Norms(100, l1=4, l2=4, linf=3, grid=1.0)
     assert float(integers.worst(linear, short)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize("trials", [20, 1000, 20_000, 186_240])
+@pytest.mark.parametrize("coordinates", [1, 40])
+def test_escapes_of_binomial_noise_are_rounded_up(trials: int, coordinates: int) -> None:
+    """Against whole numbers: the mass of one step beyond the end, or of a step beyond a core."""
+    import mpmath as mp
+
+    mp.mp.dps = 60
+    steps = Norms(coordinates, coordinates, math.sqrt(coordinates), 1, 1.0)
+    reach = binomial_reach(trials)
+    weights = [mp.binomial(trials, trials // 2 + y) for y in range(min(reach, trials // 2) + 1)]
+    inside = weights[0] + 2 * mp.fsum(weights[1:])
+    exact = 1 - (1 - weights[-1] / inside) ** coordinates
+    found = integers.escape(binomial_masses(trials), steps)
+    assert exact <= found <= exact * (1 + (2 * reach + 200) * 2**-44)
+    law = _binomial_steps(trials)
+    assert law is not None
+    for core in (1, reach // 2, reach):
+        beyond = mp.fsum(mp.binomial(trials, k) for k in range(trials // 2 - core + 1))
+        exact = 1 - (1 - beyond / mp.mpf(2) ** trials) ** coordinates
+        found = integers.core_escape(law, steps, core)
+        assert exact <= found <= exact * (1 + (12 * reach + 200) * 2**-44)

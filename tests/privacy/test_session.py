@@ -259,6 +259,55 @@ def test_without_a_budget_other_bytes_are_noted(books: Ledger) -> None:
     assert "round 1 was released in two versions under the same noise" in problem
 
 
+def accounted_otherwise(books: Ledger, digest: str) -> None:
+    """A round of the same noise stream, recorded when its rounds were accounted otherwise."""
+    before = facts()
+    wider = {view: replace(one, adjacencies=("zero-out",)) for view, one in before.plans.items()}
+    session = Session(books, replace(before, plans=wider), "one")
+    session.reserve(0)
+    session.commit(0, digest)
+    if session._hold is not None:
+        session._hold.release()
+
+
+def test_other_bytes_are_noticed_across_a_change_of_the_accounting(books: Ledger) -> None:
+    """The noise is the stream's; what its rounds were thought to cost is not part of its name."""
+    grant(books, 10.0)
+    accounted_otherwise(books, "these bytes")
+    session = Session(books, facts(), "one")
+    session.reserve(0)
+    session.check(0, "these bytes")
+    with pytest.raises(UserError, match="Round 1 of dp_fedavg was released before with other"):
+        session.check(0, "other bytes")
+    session.commit(0, "these bytes")
+    assert not session.differed
+    verdict = verify(books)
+    assert (verdict.rounds, verdict.uncommitted, verdict.problems) == (2, 0, [])
+
+
+def test_other_bytes_are_noted_across_a_change_of_the_accounting(books: Ledger) -> None:
+    accounted_otherwise(books, "these bytes")
+    session = Session(books, facts(), "one")
+    session.reserve(0)
+    session.check(0, "other bytes")
+    session.commit(0, "other bytes")
+    assert session.differed
+    (problem,) = verify(books).problems
+    assert "round 1 was released in two versions under the same noise" in problem
+    assert "by runs of entries 2, 5 " in problem
+
+
+def test_bytes_of_another_stream_or_account_do_not_matter(books: Ledger) -> None:
+    accounted_otherwise(books, "these bytes")
+    elsewhere = replace(facts(), account=Account("cd" * 32, "client"))
+    for other in (facts(stream="seeded b"), elsewhere):
+        session = Session(books, other, "two")
+        session.reserve(0)
+        session.commit(0, "other bytes")
+        assert not session.differed
+    assert verify(books).problems == []
+
+
 def test_rounds_that_the_ledger_does_not_know_are_charged(books: Ledger) -> None:
     session = Session(books, facts(), "old", 4)
     assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 4)

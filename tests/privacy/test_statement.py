@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedveil import algorithms
 from fedveil.algorithms import ALGORITHMS
+from fedveil.parts.cohort import Cohort, FixedSize, Poisson
 from fedveil.privacy.statement import VIEWS, Statement, rounded_up, statement
 from fedveil.recipe import Recipe
 
@@ -103,3 +105,24 @@ def test_printed_numbers_are_never_smaller_than_what_they_stand_for(number: floa
 
 def test_infinity_is_printed_as_such() -> None:
     assert rounded_up(math.inf) == "∞"
+
+
+@pytest.mark.parametrize("cohort", [FixedSize(20), Poisson(0.2), FixedSize(20, honest=20)])
+def test_amplified_client_noise_assumes_that_every_message_arrives(cohort: Cohort) -> None:
+    made = replace(algorithms.dp_norm_fedavg_binomial(20, trials=4000), cohort=cohort)
+    told = dict(statement(made, 30, 100, 10, 1e-5).entries())["Assumed"]
+    assumed = "towards view models: every drawn client's message arrives" in told
+    assert assumed == made.hidden("models") == (cohort == FixedSize(20))
+
+
+def test_noise_of_the_server_needs_no_message_to_arrive() -> None:
+    made = algorithms.dp_fedavg(clients=20, noise_multiplier=2.0)
+    assert made.hidden("models")
+    assert "arrives" not in dict(statement(made, 30, 100, 10, 1e-5).entries())["Assumed"]
+
+
+def test_the_accountant_is_named_for_every_kind_of_noise() -> None:
+    made = algorithms.dp_norm_fedavg_binomial(20, trials=4000)
+    told = dict(statement(made, 30, 100, 10, 1e-5).entries())["Accounted"]
+    assert "Gaussian, pure and sampled releases" in told
+    assert "whole-number noise by the Gaussian that dominates it or by its Rényi diverg" in told
