@@ -22,6 +22,7 @@ from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.ledger import Account, open_ledger
 from fedveil.settings import DataSettings
 
+from .. import test_apart
 from ..data.test_saved import as_format_1
 from ..test_apart import ATTACKS, DECLARED, OTHERS, load, parts, rows
 from .making import Mutation, line, named, require_caught
@@ -37,6 +38,13 @@ def check_apart(attack: str, **given: Any) -> None:
         assert parts(honest, OTHERS) == parts(other, OTHERS)
         assert honest.classes == other.classes
         assert honest.train.inputs.shape[1] == other.train.inputs.shape[1]
+
+
+def check_schema(attack: str, numbers: bool = False) -> None:
+    """What the first patient writes changes the types of columns, and nobody else."""
+    with tempfile.TemporaryDirectory() as name:
+        test = test_apart.test_a_schema_that_one_row_decides_changes_nobody_else
+        test(Path(name), attack, numbers)
 
 
 def check_exclusions(**given: Any) -> None:
@@ -159,14 +167,11 @@ def check_resemblance() -> None:
 
 MUTATIONS = [
     Mutation(
-        "knots from the data",
+        "numbers in parts of the largest one",
         line(
-            encoding,
-            "_undeclared",
-            (
-                "() if schema else KNOTS",
-                "(0.0, 1.0 + float(np.nanmax([1.0, *_cell_numbers(column)])))",
-            ),
+            encoding.PublicColumn,
+            "_place",
+            ("numbers.clip(self.knots[0]", "(numbers / np.abs(numbers).max()).clip(self.knots[0]"),
         ),
         "an age of 10^6 changes nobody",
         lambda: check_apart("an age of 10^6"),
@@ -174,8 +179,46 @@ MUTATIONS = [
     Mutation(
         "types decided by all cells",
         line(table, "read_frame", ("_read(path, inferred)", "_read(path, True)")),
-        "text among numbers changes nobody",
-        lambda: check_apart("text among numbers"),
+        "one name changes no other",
+        check_names,
+    ),
+    Mutation(
+        "rows are held out as their columns' types write them",
+        line(table, "_row_digests", ("cells_of(column)", "words_of(column)")),
+        "a gap among whole numbers changes nobody",
+        lambda: check_schema("a gap among whole numbers"),
+    ),
+    Mutation(
+        "columns of dates are left out",
+        line(
+            encoding.Declared,
+            "inputs",
+            ("if name not in", "if not frame[name].dtype.is_temporal() and name not in"),
+        ),
+        "a date that is none changes nobody",
+        lambda: check_schema("a date that is none"),
+    ),
+    Mutation(
+        "numbers and dates are hashed as their columns' types write them",
+        line(
+            encoding.PublicColumn,
+            "encode",
+            ("cells = cells_of(column)", "cells = words_of(column)"),
+        ),
+        "a date that is none changes nobody",
+        lambda: check_schema("a date that is none"),
+    ),
+    Mutation(
+        "categories are found only as they are written",
+        line(encoding, "numbered", ("exact.get(word, alike.get(cell))", "exact.get(word)")),
+        "a gap among whole numbers changes nobody",
+        lambda: check_schema("a gap among whole numbers", numbers=True),
+    ),
+    Mutation(
+        "clients are called as their column's type writes them",
+        line(table, "_complete", ("names_of(frame[client])", "words_of(frame[client])")),
+        "a row without a name changes nobody",
+        lambda: check_schema("a row without a name"),
     ),
     Mutation(
         "buckets by the words that occur",
@@ -219,7 +262,7 @@ MUTATIONS = [
         line(
             table,
             "_complete",
-            ("words_of(frame[client])", "words_of(_typed(frame[client]))"),
+            ("names_of(frame[client])", "names_of(_typed(frame[client]))"),
         ),
         "one name changes no other",
         check_names,
