@@ -25,7 +25,7 @@ from fedveil.settings import DataSettings
 from .. import test_apart
 from ..data.test_saved import as_format_1
 from ..test_apart import ATTACKS, DECLARED, OTHERS, load, parts, rows
-from .making import Mutation, line, named, require_caught
+from .making import Mutation, line, named, require_caught, returning
 
 
 def check_apart(attack: str, **given: Any) -> None:
@@ -150,6 +150,31 @@ def check_roles() -> None:
             found.append({tuple(row) for row in data.test.inputs[:].tolist()})
     assert found[0]
     assert found[0] <= found[1]
+
+
+def check_first_window() -> None:
+    """A window less at the beginning of a role changes no other window's part."""
+    words = "".join(f"{i:04}" for i in range(200)) + "."
+    with tempfile.TemporaryDirectory() as name:
+        found = []
+        for text in (words, words[20:]):
+            (Path(name) / "t.txt").write_text(f"A:\n{text}", encoding="utf-8")
+            data = shakespeare.load_shakespeare(Path(name) / "t.txt", length=20)
+            found.append({tuple(row) for row in data.train.inputs[:].tolist()})
+    assert len(found[0] ^ found[1]) <= 1
+
+
+SAID = tuple(
+    Origin() if isinstance(value, Origin) else value
+    for value in save.save_clients.__defaults__ or ()
+)
+
+
+def check_unsaid() -> None:
+    """Who does not say where clients come from gets no unqualified statement."""
+    with tempfile.TemporaryDirectory() as name:
+        save.save_clients(Path(name) / "a", [small().client(0)], small().test, "a", 2)
+        assert saved.open_federated(Path(name) / "a").origin.exclusions
 
 
 def check_resemblance() -> None:
@@ -299,7 +324,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a saved copy forgets its origin",
-        line(save, "save_federated", ("asdict(data.origin)", "asdict(REAL)")),
+        line(save, "save_federated", ("asdict(data.origin)", "asdict(Origin())")),
         "a copy has the guards",
         check_saved,
     ),
@@ -362,10 +387,26 @@ MUTATIONS = [
         line(
             shakespeare,
             "load_shakespeare",
-            ("np.arange(len(w)) % 10 == 9", "np.arange(len(w)) >= len(w) - len(w) // 10"),
+            ("_testing(role, w, seed)", "np.arange(len(w)) >= len(w) - len(w) // 10"),
         ),
         "a window more changes no other",
         check_roles,
+    ),
+    Mutation(
+        "every tenth window is for testing",
+        line(
+            shakespeare,
+            "load_shakespeare",
+            ("_testing(role, w, seed)", "np.arange(len(w)) % 10 == 9"),
+        ),
+        "a window less changes no other",
+        check_first_window,
+    ),
+    Mutation(
+        "clients that come one by one are taken for real ones",
+        returning(save.save_clients, "__defaults__", SAID),
+        "nothing said is not a clean origin",
+        check_unsaid,
     ),
     Mutation(
         "a new account in silence",
