@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedveil.data.catalog import load, load_path
     from fedveil.data.describe import describe
     from fedveil.data.federated import Dataset, Examples, Federated
+    from fedveil.data.origin import Origin
     from fedveil.data.partition import ByKey, Dirichlet, Iid, MajorityClasses, Shards
     from fedveil.data.save import save_clients, save_federated
     from fedveil.data.saved import open_federated, verify_federated
@@ -41,6 +42,7 @@ _PUBLIC = {
     "Dataset": "data.federated",
     "Examples": "data.federated",
     "Federated": "data.federated",
+    "Origin": "data.origin",
     "ByKey": "data.partition",
     "Dirichlet": "data.partition",
     "Iid": "data.partition",
@@ -82,6 +84,7 @@ __all__ = [
     "Federated",
     "Iid",
     "MajorityClasses",
+    "Origin",
     "Recipe",
     "Result",
     "Shards",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import secrets
@@ -85,7 +86,8 @@ def enrol(
         run = secrets.token_hex(16) if trace is None else str(trace["run"])
         # Rounds without noise that nobody recorded are not entered: no budget could stand again.
         played = training.state.round if training.recipe.private else 0
-        session = Session(ledger, facts_of(training, account), run, played)
+        contents = functools.cache(training.data.contents)
+        session = Session(ledger, facts_of(training, account), run, played, contents)
     except BaseException:
         ledger.close()
         raise
@@ -210,7 +212,7 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
     if not Chain.exists(where):
         return
     with contextlib.closing(open_ledger(where)) as books:
-        kin = _kin(books, data)
+        kin = books.kin(data.contents)
     if kin is not None:
         raise UserError(
             f"A budget stands for these data ('{kin.data}'), and {what} would be counted nowhere; "
@@ -276,34 +278,13 @@ def refuse_other_split(ledger: Ledger, account: Account, data: Federated) -> Non
     """Data with a budget, dealt out anew, are no data without a budget."""
     if ledger.budgets(account):
         return
-    kin = _kin(ledger, data)
+    kin = ledger.kin(data.contents)
     if kin is not None:
         raise UserError(
             f"A budget stands for these examples ('{kin.data}'), but for another unit or another "
             "split over clients; train on the data as they were, set a budget for this way too "
             f"(`fedveil budget set` with its settings file), or end that one: `{kin.lifting}`."
         )
-
-
-@dataclass(frozen=True)
-class _Kin:
-    """A budget for the same examples in another way, and the command that ends it."""
-
-    data: str
-    lifting: str
-
-
-def _kin(ledger: Ledger, data: Federated) -> _Kin | None:
-    """A budget that stands for the same examples, however they are split."""
-    if not any(ledger.granted.values()):
-        return None
-    contents = data.contents()
-    for account, views in ledger.granted.items():
-        for view, granted in views.items():
-            if granted.contents == contents:
-                lifting = f"fedveil budget set {account} --view {view} --lift"
-                return _Kin(granted.data, lifting)
-    return None
 
 
 def _fixed(training: Training) -> tuple[Any, ...]:
@@ -323,7 +304,7 @@ def _refuse_changed(training: Training) -> None:
 
 
 def _refuse_on_new_budget(training: Training) -> None:
-    """A run that is not recorded ends where a budget is set while it goes on."""
+    """A run that is not recorded ends where a budget is set for its examples, in any split."""
     entered = training.entered
     assert entered is not None
     head = Anchor(entered.ledger).raw()
@@ -331,7 +312,7 @@ def _refuse_on_new_budget(training: Training) -> None:
         return
     account = Account(training.fingerprint, training.recipe.unit)
     with contextlib.closing(Ledger(entered.ledger)) as ledger:
-        stands = bool(ledger.budgets(account))
+        stands = bool(ledger.budgets(account)) or ledger.kin(training.data.contents) is not None
     if stands:
         raise BudgetError(
             f"A budget was set for '{training.data.name}' while this run went on without being "

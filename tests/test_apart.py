@@ -57,6 +57,28 @@ def load(folder: Path, table: list[Row], name: str = "t.csv", **given: Any) -> D
     return load_table(path, "patient", "died", **given)
 
 
+def typed(column: pl.Series) -> pl.Series:
+    """As pandas types a column: one cell that is missing makes 34 a 34.0, a word makes it text."""
+    words = column.replace(["", "NaN"], [None, None])
+    for kind in (pl.Int64, pl.Float64):
+        numbers = words.cast(kind, strict=False)
+        if numbers.null_count() == words.null_count():
+            gaps = kind == pl.Int64 and words.null_count() > 0
+            return numbers.cast(pl.Float64) if gaps else numbers
+    dates = words.str.to_datetime("%Y-%m-%d", strict=False)
+    return words if dates.null_count() > words.null_count() else dates
+
+
+def load_typed(folder: Path, table: list[Row], last: str, **given: Any) -> Dataset:
+    """From a Parquet file whose schema all cells decide; one column has a word in its last row."""
+    name = f"{len(last)}.parquet"
+    frame = pl.DataFrame(table, schema=dict.fromkeys(COLUMNS, pl.String), orient="row")
+    nothing = pl.Series("nothing", [""] * (frame.height - 1) + [last])
+    frame = frame.with_columns(nothing)
+    frame.select(typed(column) for column in frame.get_columns()).write_parquet(folder / name)
+    return load_table(folder / name, "patient", "died", **given)
+
+
 def parts(dataset: Dataset, apart: set[str]) -> dict[str, list[Any]]:
     """What each patient trains on, but for some; and the test rows that are there for all."""
     assert dataset.keys is not None
@@ -106,6 +128,39 @@ def test_what_one_patient_writes_changes_nobody_else(
         assert honest.train.inputs.shape[1] == other.train.inputs.shape[1]
         assert (honest.classes, honest.class_names) == (other.classes, other.class_names)
         assert honest.origin.exclusions == other.origin.exclusions == ()
+
+
+GAPS: dict[str, list[Row]] = {
+    "a gap among whole numbers": [("10", "", "27", "Bern", "2024-01-01", "no")],
+    "a row without a name": [("", "50", "27", "Bern", "2024-01-01", "no")],
+    "a row without a class": [("10", "50", "27", "Bern", "2024-01-01", "")],
+    "a time of day": [("10", "50", "27", "Bern", "2024-01-01 12:30", "no")],
+}
+
+
+@pytest.mark.parametrize("numbers", [False, True], ids=["words", "numbers"])
+@pytest.mark.parametrize("attack", [*ATTACKS, *GAPS])
+def test_a_schema_that_one_row_decides_changes_nobody_else(
+    tmp_path: Path, attack: str, numbers: bool
+) -> None:
+    """A cell of one patient's changes the type of everybody's column, and nothing else."""
+    answers = {"no": "0", "yes": "1"} if numbers else {}
+    honest, hostile = (
+        [(*row[:-1], answers.get(row[-1], row[-1])) for row in table]
+        for table in (rows(), {**ATTACKS, **GAPS}[attack])
+    )
+    rest = [row for row in honest if row[0] != "10"]
+    apart = OTHERS if attack != "the row of another" else OTHERS | {rows()[1][0]}
+    classes = ("false", "true") if numbers else ("no", "yes")
+    for public in ({}, {"categories": {"age": tuple(f"{n}.0" for n in range(20, 80))}}):
+        one = load_typed(tmp_path, honest, "", classes=classes, **public)
+        two = load_typed(
+            tmp_path, rest + hostile, "x" * len(hostile[:1]), classes=classes, **public
+        )
+        assert one.train.inputs.shape[1] == two.train.inputs.shape[1]
+        assert parts(one, apart) == parts(two, apart)
+        assert len(parts(one, apart)) > 20
+        assert one.origin.exclusions == two.origin.exclusions == ()
 
 
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])

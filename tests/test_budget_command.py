@@ -45,6 +45,18 @@ def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     assert f"{plain['head']['position']}:{plain['head']['hash']}" in shown
 
 
+def test_no_benchmark_where_a_budget_stands(run: Run, refused: Refused) -> None:
+    """Its rounds would be counted nowhere; neither would those of another split or unit."""
+    bench = ("bench", "--algorithm", "fed_alpha_normec", "--dataset", "digits", "--rounds", 1)
+    well(run("train", *NORMEC, "--rounds", 1, "--out", "a"))
+    well(run("budget", "set", "a", "--epsilon", 2))
+    for clients in (20, 10):
+        said = refused(*bench, "--clients", clients)
+        assert "A budget stands for these data ('digits'), and a benchmark's rounds would" in said
+    well(run("budget", "set", "a", "--lift"))
+    well(run(*bench, "--clients", 10))
+
+
 def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_path: Path) -> None:
     well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
     out = well(run("budget", "set", "a", "--epsilon", 2))

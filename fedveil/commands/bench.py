@@ -50,6 +50,7 @@ def bench(
 
     And say which one `auto` takes, and why.
     """
+    from fedveil.charging import refuse_on_budget
     from fedveil.progress import entry, getting_ready
     from fedveil.settings import prepare, read_settings, refuse_unnamed_data, resolve_recipe
 
@@ -66,6 +67,7 @@ def bench(
         settings = settings.model_copy(update={"epsilon": 5.0})  # any amount takes as long
     with getting_ready():
         training = prepare(settings.model_copy(update={"engine": "auto"}))
+        refuse_on_budget(training.data, "a benchmark's rounds")
     choice = _choice(training, "auto")
     entry("", headline(training), width=0)
     for timing in timings(training, choice, rounds):

@@ -216,7 +216,8 @@ def _charged(
     try:
         account = Account(first.fingerprint, first.recipe.unit)
         refuse_other_split(books, account, first.data)
-        session = Session(books, _facts(first, account, price, stream, members), stream[-32:])
+        facts = _facts(first, account, price, stream, members)
+        session = Session(books, facts, stream[-32:], contents=first.data.contents)
     except BaseException:
         books.close()
         raise

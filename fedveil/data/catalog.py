@@ -107,7 +107,7 @@ def load_path(
     if path.suffix.lower() == ".txt":
         from fedveil.data.sources.shakespeare import load_shakespeare
 
-        return load_shakespeare(path, minimum=1)
+        return load_shakespeare(path, minimum=1, seed=seed)
     raise UserError(
         f"'{path}' is neither an image folder, a .zip of one, nor a .txt play; a CSV or Parquet "
         "table is read with its client and label columns."

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.data.cells import cells_of, distinct, numbered, words_of
 from fedveil.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 MAX_CATEGORIES = 100
 MAX_NUMBERS = 2**29  # of all inputs together
 LARGEST, SMALLEST = 3e38, 1e-150  # of numbers that inputs can hold; of a deviation to divide by
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 KNOTS = (
     -1e4, -1e3, -100.0, -10.0, -1.0, 0.0, 0.1, 0.3, 1.0, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0,
     30.0, 40.0, 60.0, 80.0, 120.0, 160.0, 250.0, 500.0, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6,
@@ -90,10 +90,13 @@ class CategoryColumn:
     def encode(self, column: pl.Series) -> np.ndarray:
         """float32 [rows, values + 1 or 2], one 1 in each row; an unseen value is 'other'."""
         other = len(self.values)
-        number = {value: i for i, value in enumerate(self.values)}
         absent = other + 1 if self.missing else other
-        words = words_of(column).to_list()
-        where = [absent if word is None else number.get(word, other) for word in words]
+        found = numbered(column, self.values)
+        missing = words_of(column).is_null().to_list()
+        where = [
+            absent if gone else other if number is None else number
+            for gone, number in zip(missing, found, strict=True)
+        ]
         encoded = np.zeros((len(where), len(self.features)), dtype=np.float32)
         encoded[np.arange(len(where)), where] = 1
         return encoded
@@ -109,7 +112,7 @@ class PublicColumn:
     """
 
     name: str
-    knots: tuple[float, ...]  # rising; none where numbers count as text
+    knots: tuple[float, ...]  # rising
     buckets: int  # none where text counts as missing
 
     @property
@@ -122,11 +125,12 @@ class PublicColumn:
     def encode(self, column: pl.Series) -> np.ndarray:
         """float32 [rows, knots + buckets + 1]; what is neither number nor text is missing."""
         encoded = np.zeros((len(column), len(self.features)), dtype=np.float32)
-        numbers = _cell_numbers(column) if self.knots else np.full(len(column), np.nan)
+        cells = cells_of(column)
+        numbers = _numbers_of(cells)
         known = ~np.isnan(numbers)
         self._place(encoded, np.flatnonzero(known), numbers[known])
         left = np.flatnonzero(~known)
-        encoded[left, self._where(column, left)] = 1
+        encoded[left, self._where(cells, left)] = 1
         return encoded
 
     def _place(self, encoded: np.ndarray, rows: np.ndarray, numbers: np.ndarray) -> None:
@@ -138,12 +142,12 @@ class PublicColumn:
         encoded[rows, lower] = 1 - (position - lower)
         encoded[rows, lower + 1] = position - lower
 
-    def _where(self, column: pl.Series, rows: np.ndarray) -> list[int]:
+    def _where(self, cells: pl.Series, rows: np.ndarray) -> list[int]:
         """The feature of each cell that is no number: its bucket, or 'missing'."""
         missing = len(self.knots) + self.buckets
         if not self.buckets:
             return [missing] * len(rows)
-        words = words_of(column).gather(rows)
+        words = cells.gather(rows)
         known: dict[str | None, int] = {None: missing}
         for word in words.unique().drop_nulls().to_list():
             known[word] = len(self.knots) + bucket_of(word, self.buckets)
@@ -223,14 +227,6 @@ def _read(text: str | Path) -> str:
         ) from None
 
 
-def words_of(column: pl.Series) -> pl.Series:
-    """As text, with the usual marks of a missing value made null."""
-    import polars as pl
-
-    words = column.cast(pl.String).str.strip_chars()
-    return words.set(words.is_in(MISSING).fill_null(False), None)
-
-
 def _numbers_of(column: pl.Series) -> np.ndarray:
     """As float64, NaN where there is no number."""
     import polars as pl
@@ -238,20 +234,6 @@ def _numbers_of(column: pl.Series) -> np.ndarray:
     plain = words_of(column) if column.dtype == pl.String else column
     values = plain.cast(pl.Float64, strict=False).fill_null(float("nan"))
     return np.asarray(values.to_numpy(), dtype=np.float64)
-
-
-def _cell_numbers(column: pl.Series) -> np.ndarray:
-    """As float64, cell by cell: text may be a number, true or false; NaN where it is neither."""
-    import polars as pl
-
-    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
-        return _numbers_of(column)
-    words = words_of(column)
-    truth = words.str.to_lowercase().replace_strict(
-        {"true": 1.0, "false": 0.0}, default=None, return_dtype=pl.Float64
-    )
-    numbers = words.cast(pl.Float64, strict=False)
-    return _numbers_of(truth.zip_with(truth.is_not_null(), numbers))
 
 
 def check_column(frame: pl.DataFrame, name: str, what: str) -> None:
@@ -298,7 +280,7 @@ class Declared:
             if not -LARGEST < low < high < LARGEST:
                 raise UserError(f"The range of '{name}' is {low} to {high}; it must go upwards.")
         for name, values in self.categories.items():
-            if not values or len(set(values)) < len(values):
+            if not values or not distinct(values):
                 raise UserError(
                     f"The categories of '{name}' are none or not distinct; list each once."
                 )
@@ -315,19 +297,17 @@ class Declared:
         return TableEncoder(tuple(columns), *names, inferred)
 
 
-def public(frame: pl.DataFrame, declared: Declared, schema: bool) -> tuple[TableEncoder, list[str]]:
+def public(frame: pl.DataFrame, declared: Declared) -> tuple[TableEncoder, list[str]]:
     """The encoder of public declarations, and notes on it.
 
-    With a schema, as a Parquet file has it, a column's type says whether it holds numbers or text;
-    without one, as in a CSV, each cell may be either.
+    A column's type, which one cell can change, decides nothing: each cell may be a number or text.
     """
     declared.check(frame)
-    columns: list[Column] = []
-    ignored: list[str] = []
-    for name in declared.inputs(frame):
-        column = declared.column(name) or _undeclared(frame[name], declared.buckets, schema)
-        columns.append(column) if column else ignored.append(name)
-    notes = _ignored(ignored)
+    columns: list[Column] = [
+        declared.column(name) or PublicColumn(name, KNOTS, declared.buckets)
+        for name in declared.inputs(frame)
+    ]
+    notes = []
     open_ = [column.name for column in columns if declared.column(column.name) is None]
     if open_:
         notes.append(
@@ -336,19 +316,9 @@ def public(frame: pl.DataFrame, declared: Declared, schema: bool) -> tuple[Table
             f'categories=\'{{{_key(open_[0])}=["a","b"]}}\', or [data.ranges] in TOML.'
         )
     for name in declared.ranges:
-        if np.isnan(_cell_numbers(frame[name])).all():
+        if np.isnan(_numbers_of(cells_of(frame[name]))).all():
             notes.append(f"No cell of '{name}' is a number, although a range is declared for it.")
     return declared.encoder(columns, inferred=False), notes
-
-
-def _undeclared(column: pl.Series, buckets: int, schema: bool) -> PublicColumn | None:
-    import polars as pl
-
-    if column.dtype.is_numeric() or column.dtype == pl.Boolean:
-        return PublicColumn(column.name, KNOTS, 0)
-    if column.dtype in (pl.String, pl.Categorical, pl.Enum):
-        return PublicColumn(column.name, () if schema else KNOTS, buckets)
-    return None
 
 
 def _ignored(names: list[str]) -> list[str]:
@@ -440,7 +410,7 @@ def _fit_category(column: pl.Series, notes: list[str]) -> CategoryColumn:
 def _column_from(entry: dict[str, Any]) -> Column:
     if "knots" in entry:
         knots = tuple(map(float, entry["knots"]))
-        if len(knots) == 1 or any(not a < b for a, b in pairwise(knots)):
+        if len(knots) < 2 or any(not a < b for a, b in pairwise(knots)):
             raise ValueError("knots must go upwards")
         return PublicColumn(entry["name"], knots, int(entry["buckets"]))
     if "values" in entry:

@@ -51,4 +51,7 @@ class Origin:
 
 REAL = Origin()
 SIMULATED = Origin(simulated=True)
+UNSAID = Origin(
+    exclusions=("any encoder, classes or split into clients from before the data were saved",)
+)
 UNKNOWN = Origin(exclusions=("any encoder or classes that an earlier version of fedveil fitted",))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedveil.data.columns import Column
 from fedveil.data.federated import Examples, Federated, blocks
-from fedveil.data.origin import REAL, Origin
+from fedveil.data.origin import UNSAID, Origin
 from fedveil.data.saved import ABOUT, CHUNK, HEADER, Facts, Header, open_federated, seal
 from fedveil.errors import UserError
 
@@ -45,12 +45,14 @@ def save_clients(
     loss: str = "cross_entropy",
     class_names: tuple[str, ...] = (),
     tested_on_clients: bool = True,
-    origin: Origin = REAL,
+    origin: Origin = UNSAID,
 ) -> None:
     """Write clients as they come, one after the other; no two need be in memory at once.
 
     `tested_on_clients` is false only where no test example is one of a client's own: with such
-    data, and no others, runs can be selected privately.
+    data, and no others, runs can be selected privately. `origin` is that of the data the clients
+    come from (`Federated.origin`), or `Origin()` for real clients of whom nothing was computed
+    together, such as an encoder; where it is not given, every statement says so first.
     """
     pieces = ((client, np.array([len(client)])) for client in clients)
     about = {

@@ -11,9 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from fedveil.data.cells import (
+    MISSING,
+    cells_of,
+    distinct,
+    labels_of,
+    merging,
+    names_of,
+    numbered,
+    words_of,
+)
 from fedveil.data.encoding import (
     BUCKETS,
-    MISSING,
     Categories,
     Declared,
     Ranges,
@@ -22,7 +31,6 @@ from fedveil.data.encoding import (
     fitted,
     public,
     taken,
-    words_of,
 )
 from fedveil.data.federated import Dataset, Examples
 from fedveil.data.origin import Origin
@@ -91,7 +99,8 @@ def read_table(
     frame = read_frame(path)
     words, kept, notes = _complete(frame, client, label, path.name)
     class_names = _found(words.filter(kept), label) if classes is None else _declared(classes)
-    kept, more = _of_classes(words, kept, class_names, label)
+    places = numbered(words[label], class_names)
+    kept, more = _of_classes(places, kept, class_names, label)
     keys = np.array(words[client].filter(kept).to_list(), dtype=str)
     _check_clients(keys, client)
     rows = _row_digests(frame)[kept]
@@ -105,10 +114,9 @@ def read_table(
         exclusions += taken(encoder, declared)
     else:
         plain = frame.filter(kept)
-        encoder, told = public(plain, declared, schema=path.suffix.lower() in PARQUET)
+        encoder, told = public(plain, declared)
         inputs = encoder.encode(plain)
-    number = {name: index for index, name in enumerate(class_names)}
-    labels = torch.tensor([number[word] for word in words[label].filter(kept).to_list()])
+    labels = torch.tensor([place for place, there in zip(places, kept, strict=True) if there])
     dataset = Dataset(
         path.stem,
         Examples(inputs[~testing], labels[~testing]),
@@ -200,7 +208,12 @@ def _complete(
     check_column(frame, label, "label column")
     if client == label:
         raise UserError(f"'{client}' cannot be the client and the label column at once.")
-    words = pl.DataFrame([words_of(frame[client]), _class_words(frame[label])])
+    if merging(frame[client]):
+        raise UserError(
+            f"The client column '{client}' holds floats of 2^53 or more, which cannot tell whole "
+            "numbers apart; write it as text or as whole numbers."
+        )
+    words = pl.DataFrame([names_of(frame[client]), labels_of(frame[label])])
     named = words[client].str.len_chars().fill_null(0).to_numpy() <= MAX_NAME
     there = (words[client].is_not_null() & words[label].is_not_null()).to_numpy()
     if not (named & there).any():
@@ -217,22 +230,11 @@ def _complete(
     return words, named & there, notes
 
 
-def _class_words(column: pl.Series) -> pl.Series:
-    """Classes as text, each by itself: 1.0 is 1."""
-    import polars as pl
-
-    words = words_of(column)
-    numbers = words.cast(pl.Float64, strict=False)
-    whole = (numbers == numbers.round()) & (numbers.abs() < 2.0**53)
-    plain = numbers.set(~whole, None).cast(pl.Int64, strict=False).cast(pl.String)
-    return plain.zip_with(plain.is_not_null(), words)
-
-
 def _declared(classes: Sequence[str]) -> tuple[str, ...]:
     import polars as pl
 
-    names = _class_words(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
-    if names.null_count() or names.n_unique() < len(names) or len(names) < 2:
+    names = labels_of(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
+    if names.null_count() or not distinct(names.to_list()) or len(names) < 2:
         raise UserError(
             f"classes is {list(classes)}; give the names of two or more classes, each once."
         )
@@ -265,10 +267,10 @@ def _found(words: pl.DataFrame, label: str) -> tuple[str, ...]:
 
 
 def _of_classes(
-    words: pl.DataFrame, kept: np.ndarray, class_names: tuple[str, ...], label: str
+    places: list[int | None], kept: np.ndarray, class_names: tuple[str, ...], label: str
 ) -> tuple[np.ndarray, list[str]]:
     """Only the rows of these classes; each is left out or not by itself."""
-    known = words[label].is_in(class_names).fill_null(False).to_numpy()
+    known = np.array([place is not None for place in places])
     gone = int((kept & ~known).sum())
     if not (kept & known).any():
         raise UserError(
@@ -280,12 +282,10 @@ def _of_classes(
 
 
 def _row_digests(frame: pl.DataFrame) -> np.ndarray:
-    """64 bits of BLAKE2b for each row, of its cells as text, whatever their order; uint64 [n]."""
+    """64 bits of BLAKE2b for each row, of its cells, whatever their order and types; uint64 [n]."""
     import polars as pl
 
-    kinds = (pl.String, pl.Categorical, pl.Enum, pl.Boolean, pl.Date, pl.Datetime, pl.Time)
-    plain = [c for c in frame.get_columns() if c.dtype.is_numeric() or c.dtype in kinds]
-    cells = [words_of(column).fill_null("") for column in plain]
+    cells = [cells_of(column).fill_null("") for column in frame.get_columns()]
     joined = pl.DataFrame(cells).select(
         pl.concat_list(pl.all()).list.sort().list.join("\x1f").alias("row")
     )

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,6 +100,20 @@ class Granted:
     sketch: tuple[str, ...] = ()  # by which changed versions of the data are recognised
 
 
+@dataclass(frozen=True)
+class Kin:
+    """A budget for the same examples, in this unit and split or in another one."""
+
+    data: str
+    account: Account
+    view: View
+
+    @property
+    def lifting(self) -> str:
+        """The command that ends it."""
+        return f"fedveil budget set {self.account} --view {self.view} --lift"
+
+
 class Books:
     """What the entries say, one after another: who drew how much, and what is allowed."""
 
@@ -122,6 +136,20 @@ class Books:
     def budgets(self, account: Account) -> dict[View, Budget]:
         """Those that stand for these units."""
         return {view: g.budget for view, g in self.granted.get(account, {}).items()}
+
+    def kin(self, contents: Callable[[], str]) -> Kin | None:
+        """A budget that stands for the same examples, however they are split.
+
+        What they contain is computed only where some budget stands.
+        """
+        if not any(self.granted.values()):
+            return None
+        wanted = contents()
+        for account, views in self.granted.items():
+            for view, granted in views.items():
+                if granted.contents == wanted:
+                    return Kin(granted.data, account, view)
+        return None
 
     def charged(self, account: Account, view: View) -> list[Charged]:
         """The account's streams as the accounting has them."""

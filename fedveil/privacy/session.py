@@ -8,6 +8,7 @@ A round that would exceed a budget is refused when it is reserved, before any cl
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +38,20 @@ class Session:
     """One process at work on one run: it reserves, and commits what it has published.
 
     A stream's round that was reserved before, by this run or an equal one, is not charged again:
-    the same stream gives the same bytes, which `check` sees to.
+    the same stream gives the same bytes, which `check` sees to. `contents` tells which examples the
+    run is about, so that it ends where a budget is set for them in another unit or split.
     """
 
-    def __init__(self, ledger: Ledger, facts: Facts, run: str, played: int = 0) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        facts: Facts,
+        run: str,
+        played: int = 0,
+        contents: Callable[[], str] | None = None,
+    ) -> None:
         self.ledger, self.facts, self.run = ledger, facts, run
+        self._contents = contents
         self._body = {**facts.plain(), "run": run}
         self._played = played  # when this process began
         self._key, self._empty = stream_key(self._body), Stream(self._body)
@@ -93,6 +103,7 @@ class Session:
         with self.ledger.writing():
             if self._hold is not None or self.ledger.budgets(self.facts.account):
                 self._guard()  # a budget may have been set while the run was going on
+            self._refuse_kin(round)
             self.require(round)
             entry = self._add(round)
         self._entry = entry
@@ -102,6 +113,18 @@ class Session:
         """Refuse a round that the budgets have no room for; one reserved before needs none."""
         if round not in self._stream.rounds and self.room < 1:
             raise self._reached(round)
+
+    def _refuse_kin(self, round: int) -> None:
+        """Refuse a round that no budget counts, where one was set for the same examples."""
+        if self._contents is None or self.ledger.budgets(self.facts.account):
+            return
+        kin = self.ledger.kin(self._contents)
+        if kin is not None:
+            raise BudgetError(
+                f"A budget was set for these examples ('{kin.data}') in another unit or split over "
+                f"clients, so round {round + 1} of {self.facts.recipe} was not run; train on the "
+                f"data as they are there, or end that budget: `{kin.lifting}`."
+            )
 
     def check(self, round: int, digest: str) -> None:
         """Refuse to publish a round that was published before with other bytes.

@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 import torch
 
+from fedveil import algorithms
 from fedveil.data import save as saving
 from fedveil.data.describe import describe
 from fedveil.data.federated import Examples, Federated
-from fedveil.data.origin import UNKNOWN, Origin
+from fedveil.data.origin import SIMULATED, UNKNOWN, UNSAID, Origin
 from fedveil.data.save import save_clients, save_federated
 from fedveil.data.saved import ABOUT, HEADER, is_saved, open_federated, seal, verify_federated
 from fedveil.data.synthetic import synthetic
 from fedveil.errors import UserError
 from fedveil.recipe import Recipe
-from fedveil.training import train
+from fedveil.training import prepare, train
 
 
 @pytest.fixture
@@ -190,9 +191,36 @@ def test_clients_are_written_as_they_come(blobs: Federated, place: Path) -> None
             grown.append(unfinished.stat().st_size)
             yield blobs.client(client)
 
-    save_clients(place.parent / "again", clients(), blobs.test, "blobs", 3, tested_on_clients=False)
+    save_clients(
+        place.parent / "again",
+        clients(),
+        blobs.test,
+        "blobs",
+        3,
+        tested_on_clients=False,
+        origin=blobs.origin,
+    )
     assert_equal(open_federated(place.parent / "again"), blobs)
     assert grown == sorted(grown)
+
+
+@pytest.mark.parametrize("origin", [SIMULATED, Origin(exclusions=("the means of age",))])
+def test_clients_whose_origin_is_not_said_get_no_clean_one(
+    blobs: Federated, tmp_path: Path, origin: Origin
+) -> None:
+    """A fitted table, or a split, that went through `save_clients` has no unqualified statement."""
+    data = replace(blobs, origin=origin)
+    clients = [data.client(client) for client in range(data.clients)]
+    save_clients(tmp_path / "unsaid", clients, data.test, "a", 3)
+    save_clients(tmp_path / "said", clients, data.test, "a", 3, origin=data.origin)
+    assert open_federated(tmp_path / "said").origin == origin
+    unsaid = open_federated(tmp_path / "unsaid")
+    assert unsaid.origin == UNSAID
+    recipe = algorithms.dp_fedavg(steps=1, noise_multiplier=1.0)
+    first = prepare(recipe, unsaid, rounds=1).statement().main.sentence()
+    assert first.startswith(
+        "Apart from any encoder, classes or split into clients from before the data"
+    )
 
 
 def test_a_population_on_demand_is_saved_whole(tmp_path: Path) -> None:

@@ -22,9 +22,10 @@ from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.ledger import Account, open_ledger
 from fedveil.settings import DataSettings
 
+from .. import test_apart
 from ..data.test_saved import as_format_1
 from ..test_apart import ATTACKS, DECLARED, OTHERS, load, parts, rows
-from .making import Mutation, line, named, require_caught
+from .making import Mutation, line, named, require_caught, returning
 
 
 def check_apart(attack: str, **given: Any) -> None:
@@ -37,6 +38,13 @@ def check_apart(attack: str, **given: Any) -> None:
         assert parts(honest, OTHERS) == parts(other, OTHERS)
         assert honest.classes == other.classes
         assert honest.train.inputs.shape[1] == other.train.inputs.shape[1]
+
+
+def check_schema(attack: str, numbers: bool = False) -> None:
+    """What the first patient writes changes the types of columns, and nobody else."""
+    with tempfile.TemporaryDirectory() as name:
+        test = test_apart.test_a_schema_that_one_row_decides_changes_nobody_else
+        test(Path(name), attack, numbers)
 
 
 def check_exclusions(**given: Any) -> None:
@@ -144,6 +152,31 @@ def check_roles() -> None:
     assert found[0] <= found[1]
 
 
+def check_first_window() -> None:
+    """A window less at the beginning of a role changes no other window's part."""
+    words = "".join(f"{i:04}" for i in range(200)) + "."
+    with tempfile.TemporaryDirectory() as name:
+        found = []
+        for text in (words, words[20:]):
+            (Path(name) / "t.txt").write_text(f"A:\n{text}", encoding="utf-8")
+            data = shakespeare.load_shakespeare(Path(name) / "t.txt", length=20)
+            found.append({tuple(row) for row in data.train.inputs[:].tolist()})
+    assert len(found[0] ^ found[1]) <= 1
+
+
+SAID = tuple(
+    Origin() if isinstance(value, Origin) else value
+    for value in save.save_clients.__defaults__ or ()
+)
+
+
+def check_unsaid() -> None:
+    """Who does not say where clients come from gets no unqualified statement."""
+    with tempfile.TemporaryDirectory() as name:
+        save.save_clients(Path(name) / "a", [small().client(0)], small().test, "a", 2)
+        assert saved.open_federated(Path(name) / "a").origin.exclusions
+
+
 def check_resemblance() -> None:
     """Data that share their name or their examples with data that have a budget are told."""
     data = small()
@@ -159,14 +192,11 @@ def check_resemblance() -> None:
 
 MUTATIONS = [
     Mutation(
-        "knots from the data",
+        "numbers in parts of the largest one",
         line(
-            encoding,
-            "_undeclared",
-            (
-                "() if schema else KNOTS",
-                "(0.0, 1.0 + float(np.nanmax([1.0, *_cell_numbers(column)])))",
-            ),
+            encoding.PublicColumn,
+            "_place",
+            ("numbers.clip(self.knots[0]", "(numbers / np.abs(numbers).max()).clip(self.knots[0]"),
         ),
         "an age of 10^6 changes nobody",
         lambda: check_apart("an age of 10^6"),
@@ -174,8 +204,46 @@ MUTATIONS = [
     Mutation(
         "types decided by all cells",
         line(table, "read_frame", ("_read(path, inferred)", "_read(path, True)")),
-        "text among numbers changes nobody",
-        lambda: check_apart("text among numbers"),
+        "one name changes no other",
+        check_names,
+    ),
+    Mutation(
+        "rows are held out as their columns' types write them",
+        line(table, "_row_digests", ("cells_of(column)", "words_of(column)")),
+        "a gap among whole numbers changes nobody",
+        lambda: check_schema("a gap among whole numbers"),
+    ),
+    Mutation(
+        "columns of dates are left out",
+        line(
+            encoding.Declared,
+            "inputs",
+            ("if name not in", "if not frame[name].dtype.is_temporal() and name not in"),
+        ),
+        "a date that is none changes nobody",
+        lambda: check_schema("a date that is none"),
+    ),
+    Mutation(
+        "numbers and dates are hashed as their columns' types write them",
+        line(
+            encoding.PublicColumn,
+            "encode",
+            ("cells = cells_of(column)", "cells = words_of(column)"),
+        ),
+        "a date that is none changes nobody",
+        lambda: check_schema("a date that is none"),
+    ),
+    Mutation(
+        "categories are found only as they are written",
+        line(encoding, "numbered", ("exact.get(word, alike.get(cell))", "exact.get(word)")),
+        "a gap among whole numbers changes nobody",
+        lambda: check_schema("a gap among whole numbers", numbers=True),
+    ),
+    Mutation(
+        "clients are called as their column's type writes them",
+        line(table, "_complete", ("names_of(frame[client])", "words_of(frame[client])")),
+        "a row without a name changes nobody",
+        lambda: check_schema("a row without a name"),
     ),
     Mutation(
         "buckets by the words that occur",
@@ -219,7 +287,7 @@ MUTATIONS = [
         line(
             table,
             "_complete",
-            ("words_of(frame[client])", "words_of(_typed(frame[client]))"),
+            ("names_of(frame[client])", "names_of(_typed(frame[client]))"),
         ),
         "one name changes no other",
         check_names,
@@ -256,7 +324,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a saved copy forgets its origin",
-        line(save, "save_federated", ("asdict(data.origin)", "asdict(REAL)")),
+        line(save, "save_federated", ("asdict(data.origin)", "asdict(Origin())")),
         "a copy has the guards",
         check_saved,
     ),
@@ -319,10 +387,26 @@ MUTATIONS = [
         line(
             shakespeare,
             "load_shakespeare",
-            ("np.arange(len(w)) % 10 == 9", "np.arange(len(w)) >= len(w) - len(w) // 10"),
+            ("_testing(role, w, seed)", "np.arange(len(w)) >= len(w) - len(w) // 10"),
         ),
         "a window more changes no other",
         check_roles,
+    ),
+    Mutation(
+        "every tenth window is for testing",
+        line(
+            shakespeare,
+            "load_shakespeare",
+            ("_testing(role, w, seed)", "np.arange(len(w)) % 10 == 9"),
+        ),
+        "a window less changes no other",
+        check_first_window,
+    ),
+    Mutation(
+        "clients that come one by one are taken for real ones",
+        returning(save.save_clients, "__defaults__", SAID),
+        "nothing said is not a clean origin",
+        check_unsaid,
     ),
     Mutation(
         "a new account in silence",

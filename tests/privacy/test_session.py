@@ -469,6 +469,33 @@ def test_a_budget_ends_a_run_that_went_on_unrecorded(
             file.unlink()
 
 
+@pytest.mark.parametrize("other", ["unit", "split", "order"])
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_budget_for_the_same_examples_in_another_way_ends_a_run_under_way(
+    blobs: Federated, ledger: Path, tmp_path: Path, other: str, saved: bool
+) -> None:
+    """Whether the run is recorded in its own account or nowhere: no budget counts its rounds."""
+    dealt = {
+        "unit": blobs.by_example(),
+        "split": replace(blobs, offsets=torch.tensor([0, 30, len(blobs.labels)])),
+        "order": replace(blobs, inputs=blobs.inputs.flip(0), labels=blobs.labels.flip(0)),
+    }[other]
+
+    def set_a_budget(_: Training, record: Record) -> None:
+        books = open_ledger(ledger)
+        if record.round == 2:
+            strange = Account("cd" * 32, "client")
+            books.grant(strange, "models", Budget(3.0, DELTA), "other", "other")
+        if record.round == 4:
+            account = Account(dealt.fingerprint(), dealt.unit)
+            books.grant(account, "models", Budget(3.0, DELTA), "b", dealt.contents())
+        books.close()
+
+    with pytest.raises(BudgetError, match=r"round 5 (of dp_fedavg )?was not") as end:
+        train(POISSON, blobs, rounds=9, save=tmp_path / "a" if saved else None, watch=set_a_budget)
+    assert len(end.value.result.records) == 4
+
+
 @pytest.mark.parametrize("name", ["recipe", "data", "key", "rounds"])
 def test_what_was_enrolled_is_what_is_played(blobs: Federated, granted: Ledger, name: str) -> None:
     weaker = algorithms.dp_fedavg(noise_multiplier=0.1, rate=0.5, steps=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -14,14 +15,16 @@ from fedveil.errors import UserError
 VOCABULARY = "\n" + "".join(chr(code) for code in range(32, 127))
 OTHER = len(VOCABULARY)  # the id of every character outside the fixed, public vocabulary
 CLASSES = len(VOCABULARY) + 1
+HELD_OUT = 0.1  # of the windows
 _SPEAKER = re.compile(r"([^\W\d_][^:\n]{0,59}):")
 
 
-def load_shakespeare(path: Path, length: int = 80, minimum: int = 2) -> Dataset:
+def load_shakespeare(path: Path, length: int = 80, minimum: int = 2, seed: int = 0) -> Dataset:
     """Windows of `length` characters per role; labels are the inputs shifted by one, [n, length].
 
-    A role's tenth, twentieth … window is for testing, so that no window decides what another one
-    is for. Roles under `minimum` windows are dropped.
+    Each window is held out for testing with a chance of one in ten, by a hash of the seed, its role
+    and its own characters, so that no window decides what another one is for. Roles under `minimum`
+    windows are dropped.
     """
     if length < 1:
         raise UserError(f"A window needs at least one character, not {length}.")
@@ -32,7 +35,9 @@ def load_shakespeare(path: Path, length: int = 80, minimum: int = 2) -> Dataset:
             f"'{path}' has no role with {minimum} windows of {length} characters; speeches begin "
             "with a line 'SPEAKER:' and end with an empty line."
         )
-    testing = {role: np.arange(len(w)) % 10 == 9 for role, w in kept.items()}
+    testing = {role: _testing(role, w, seed) for role, w in kept.items()}
+    if all(held.all() for held in testing.values()):
+        raise UserError(f"'{path}' has no window left to train on; give a longer text.")
     train = [w[~testing[role]] for role, w in kept.items()]
     test = [w[testing[role]] for role, w in kept.items()]
     return Dataset(
@@ -78,6 +83,16 @@ def _windows(text: str, length: int) -> np.ndarray:
     count = max(0, (len(ids) - 1) // length)
     starts = length * np.arange(count)
     return np.asarray(ids[starts[:, None] + np.arange(length + 1)])
+
+
+def _testing(role: str, windows: np.ndarray, seed: int) -> np.ndarray:
+    """Which of a role's windows are held out: each by itself, wherever it stands."""
+    salt = hashlib.blake2b(f"fedveil/held out/{seed}/{role}".encode(), digest_size=16).digest()
+    drawn = b"".join(
+        hashlib.blake2b(window.tobytes(), key=salt, digest_size=8).digest()
+        for window in windows.astype("<i8")
+    )
+    return np.frombuffer(drawn, dtype="<u8") < np.uint64(HELD_OUT * 2**64)
 
 
 def _examples(windows: list[np.ndarray]) -> Examples:
