@@ -109,6 +109,17 @@ def _unnoised(recipe: Recipe, origin: Origin) -> str:
     return ""
 
 
+def reason(runs: Sequence[Charged]) -> str:
+    """Why some runs have no finite ε together, where it is not for the amount of noise."""
+    for run in runs:
+        for event, _ in run.plan.ways:
+            if isinstance(event, events.NonPrivate):
+                return event.reason
+    if fitting(runs):
+        return ""
+    return f"the runs on these data do not all hold for {adjacency(runs)} neighbours"
+
+
 def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ...]:
     """The proofs for a run of any number of rounds, each with how many rounds count at most."""
     spent = recipe.spent(dim, population, MANY, view)
