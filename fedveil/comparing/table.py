@@ -268,9 +268,8 @@ def _together(cost: Mapping[str, Any], mark: str) -> str:
         f"all {cost['runs']} runs have spent ε = {spent} at δ = "
         f"{rounded_up(cost['delta'])} in view '{cost['view']}'"
     )
-    if cost.get("reason"):
-        text += f", since {cost['reason']}"
     text += f" ({cost['adjacency']})" if cost["adjacency"] else " (their neighbours do not fit)"
+    text += f", since {cost['reason']}" if cost.get("reason") else ""
     if cost["others"]:
         account = "∞" if cost["account"] is None else f"{rounded_up(cost['account'])}{mark}"
         text += f"; with {cost['others']} earlier ones on these data, ε = {account}"
