@@ -73,6 +73,7 @@ def runs(
 
 
 def _show(chosen: list[Listed], found: int) -> None:
+    from fedveil.data.origin import footnote
     from fedveil.progress import entry
 
     if not chosen:
@@ -80,6 +81,8 @@ def _show(chosen: list[Listed], found: int) -> None:
         print(said)
         return
     _print_rows([_row(run) for run in chosen])
+    if told := footnote(run.origin for run in chosen if run.epsilon is not None):
+        entry("", told, width=0)
     for run in chosen:
         if run.problem:
             entry("Broken", run.problem, width=13)
@@ -146,7 +149,7 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
     ended = run.rounds and run.loss is not None and not run.untold
     spent = "not private" if not run.private else "∞" if ended else ""
     if run.epsilon is not None:
-        spent = f"{rounded_up(run.epsilon)}{' + leak' if run.leaks else ''}"
+        spent = f"{rounded_up(run.epsilon)}{run.origin.mark}{' + leak' if run.leaks else ''}"
     return f"{run.rounds}/{run.planned}", score, spent
 
 

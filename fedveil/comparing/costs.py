@@ -157,6 +157,7 @@ def together_of(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
     delta = min(float(drawn.streams[key].body["delta"]) for key in drawn.mine)
     return {
         "epsilon": _finite(together.epsilon(mine, delta)),
+        "reason": together.reason(mine),
         "delta": delta,
         "view": view,
         "adjacency": together.adjacency(mine) if together.fitting(mine) else None,

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedveil.comparing.members import Comparison, Member
+from fedveil.data.origin import REAL, Origin
 from fedveil.runs.listing import Listed, listed
 
 FILE = "comparison.json"
@@ -35,6 +36,7 @@ class Standing:
     epsilon: float | None = None  # the largest of its runs
     adjacency: str = ""  # the neighbours that ε is about
     unit: str = ""
+    origin: Origin = REAL  # whether its clients are real, and what its ε leaves out
     best: bool = False
     p: float | None = None  # against the best, corrected
     significant: bool | None = None
@@ -171,6 +173,7 @@ def _gathered(member: Member, seeds: Sequence[int], directory: Path) -> Standing
         epsilon=max(spent, default=None),
         adjacency=finished[0][1].adjacency if finished else "",
         unit=finished[0][1].unit if finished else "",
+        origin=finished[0][1].origin if finished else REAL,
     )
 
 

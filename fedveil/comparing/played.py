@@ -121,4 +121,5 @@ def _standing(member: Member, group: Sequence[tuple[Listed, Settings]]) -> Stand
         epsilon=max(spent, default=None),
         adjacency=runs[0].adjacency,
         unit=runs[0].unit,
+        origin=runs[0].origin,
     )

@@ -101,7 +101,7 @@ def _alone(
     standing = Standing(
         chosen.label, run.algorithm, dict(chosen.parameters), (run.path.name,), (run.seed,),
         (run.accuracy,), (run.loss,), run.accuracy if measure == "accuracy" else run.loss,
-        epsilon=run.epsilon, best=True,
+        epsilon=run.epsilon, origin=run.origin, best=True,
     )  # fmt: skip
     return [standing], measure
 

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedveil.comparing.outcome import LEVEL, Measure, Standing
 from fedveil.comparing.pool import Task
+from fedveil.data.origin import footnote
 from fedveil.privacy.session import RELEASED_BEFORE
 from fedveil.privacy.statement import rounded_up
 from fedveil.progress import console, entry, plain_output
@@ -180,7 +181,7 @@ def table(comparison: Comparison, found: Sequence[Standing], measure: Measure) -
             _score(s, measure),
             _sign(s),
             _plot(s, ends),
-            "" if s.epsilon is None else rounded_up(s.epsilon),
+            "" if s.epsilon is None else f"{rounded_up(s.epsilon)}{s.origin.mark}",
         )
     return shown
 
@@ -193,9 +194,12 @@ def notes(
 ) -> list[tuple[str, str]]:
     """What the marks mean, what all runs cost together, and what choosing by them means."""
     lines = [("Marks", _marks(found)), *(("Note", text) for text in _unequal(found))]
+    if told := footnote(s.origin for s in found if s.epsilon is not None):
+        lines.append(("Note", told))
     if cost is None:
         return [*lines, ("Privacy", _unknown(comparison))]
-    lines += [("Together", _together(cost)), ("Choosing", _choosing(measure))]
+    mark = max((s.origin.mark for s in found), default="")
+    lines += [("Together", _together(cost, mark)), ("Choosing", _choosing(measure))]
     return [*lines, ("Note", RELEASED_BEFORE)] if cost.get("released_twice") else lines
 
 
@@ -258,16 +262,17 @@ def _unknown(comparison: Comparison) -> str:
     )
 
 
-def _together(cost: Mapping[str, Any]) -> str:
-    epsilon = math.inf if cost["epsilon"] is None else cost["epsilon"]
+def _together(cost: Mapping[str, Any], mark: str) -> str:
+    spent = "∞" if cost["epsilon"] is None else f"{rounded_up(cost['epsilon'])}{mark}"
     text = (
-        f"all {cost['runs']} runs have spent ε = {rounded_up(epsilon)} at δ = "
+        f"all {cost['runs']} runs have spent ε = {spent} at δ = "
         f"{rounded_up(cost['delta'])} in view '{cost['view']}'"
     )
     text += f" ({cost['adjacency']})" if cost["adjacency"] else " (their neighbours do not fit)"
+    text += f", since {cost['reason']}" if cost.get("reason") else ""
     if cost["others"]:
-        account = math.inf if cost["account"] is None else cost["account"]
-        text += f"; with {cost['others']} earlier ones on these data, ε = {rounded_up(account)}"
+        account = "∞" if cost["account"] is None else f"{rounded_up(cost['account'])}{mark}"
+        text += f"; with {cost['others']} earlier ones on these data, ε = {account}"
     if cost["unrecorded"]:
         text += f"; {cost['unrecorded']} more that no ledger here knows are not counted"
     return (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+MARK = "†"  # of an ε that does not hold without its footnote
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,38 @@ class Origin:
         """
         *first, last = self.exclusions or ("",)
         return f"{', '.join(first)} and {last}" if first else last
+
+    @property
+    def mark(self) -> str:
+        """Of an ε that is told without its statement; `footnote` says what it means."""
+        return MARK if self.simulated or self.exclusions else ""
+
+    @property
+    def caveat(self) -> str:
+        """What a statement says before its ε, as one phrase.
+
+        >>> Origin(simulated=True).caveat
+        'the clients are made up, so nobody real is protected'
+        """
+        made_up = "the clients are made up, so nobody real is protected"
+        apart = f"it does not cover {self.excluded}, read from private data without noise"
+        said = ((made_up, self.simulated), (apart, bool(self.exclusions)))
+        return "; ".join(phrase for phrase, true in said if true)
+
+
+def footnote(origins: Iterable[Origin]) -> str:
+    """What the mark of several ε means, in one line; nothing where none is marked.
+
+    >>> footnote([Origin(), Origin(exclusions=("the classes",))])
+    '† ε: it does not cover the classes, read from private data without noise.'
+    """
+    marked = list(dict.fromkeys(origin for origin in origins if origin.mark))
+    if not marked:
+        return ""
+    phrases = dict.fromkeys(phrase for origin in marked for phrase in origin.exclusions)
+    every = Origin(any(origin.simulated for origin in marked), tuple(phrases))
+    some = "" if len(marked) == 1 else " (not all of it of every run; each statement says what)"
+    return f"{MARK} ε: {every.caveat}{some}."
 
 
 REAL = Origin()

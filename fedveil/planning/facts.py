@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fedveil.data.federated import Examples, Federated
+from fedveil.data.origin import REAL, Origin
 from fedveil.engines.task import Task
 from fedveil.errors import UserError, unknown
 from fedveil.models.catalog import build, suggest
@@ -50,6 +51,13 @@ class Facts:
     def population(self) -> int:
         """How many units there are to protect."""
         return round(self.clients * self.examples) if self.unit == "example" else self.clients
+
+    @property
+    def origin(self) -> Origin:
+        """Of the units, where data are named; else a plan is about data yet to be collected."""
+        if self.data is None:
+            return REAL
+        return self.data.origin.by_example() if self.unit == "example" else self.data.origin
 
 
 def facts(settings: Settings, asked: Asked, unit: str) -> Facts:

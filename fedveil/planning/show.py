@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from fedveil.data.origin import footnote
 from fedveil.planning.forecast import Forecast
 from fedveil.planning.pilot import LEAK
 from fedveil.planning.plan import FACTORS, Plan, Sweep, moves
@@ -59,6 +60,8 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     )
     yield "Verdict", verdict(plan)
     yield "Privacy", privacy(plan)
+    if plan.guarantee.private and plan.guarantee.origin.mark:
+        yield "", footnote([plan.guarantee.origin])
     if plan.recipe.private:
         yield (
             "Noise",
@@ -119,8 +122,8 @@ def privacy(plan: Plan) -> str:
     sigma = getattr(noise, "sigma", None)
     steps = "" if sigma is None else f", σ = {sigma:.3g} grid steps a message"
     return (
-        f"ε = {rounded_up(said.epsilon)} at δ = {rounded_up(said.delta)} for one {said.unit}, view "
-        f"{said.view}, {said.adjacency}; {kind}{steps}.{said.remark()}"
+        f"ε = {rounded_up(said.epsilon)}{said.origin.mark} at δ = {rounded_up(said.delta)} for one "
+        f"{said.unit}, view {said.view}, {said.adjacency}; {kind}{steps}.{said.remark()}"
     )
 
 

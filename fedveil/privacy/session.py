@@ -242,13 +242,8 @@ class Session:
     def _why(self, view: View) -> str:
         """Where no number tells it: why there is no finite ε."""
         mine = self._stream.charged(view)
-        released = [way.event for way in mine.plan.ways]
-        reasons = [e.reason for e in released if isinstance(e, events.NonPrivate)]
-        runs = [*self.ledger.charged(self.facts.account, view), mine]
-        if not reasons and not together.fitting(runs):
-            wanted = together.adjacency(runs)
-            reasons = [f"the runs on these data do not all hold for {wanted} neighbours"]
-        return f", since {reasons[0]}" if reasons else ""
+        reason = together.reason([*self.ledger.charged(self.facts.account, view), mine])
+        return f", since {reason}" if reason else ""
 
     def _enter_unknown(self, played: int) -> None:
         """Charge rounds that the run has played and the ledger does not know of."""

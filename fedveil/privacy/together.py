@@ -162,6 +162,17 @@ def _unnoised(recipe: Recipe, origin: Origin) -> str:
     return ""
 
 
+def reason(runs: Sequence[Charged]) -> str:
+    """Why some runs have no finite ε together, where it is not for the amount of noise."""
+    for run in runs:
+        for way in run.plan.ways:
+            if isinstance(way.event, events.NonPrivate):
+                return way.event.reason
+    if fitting(runs):
+        return ""
+    return f"the runs on these data do not all hold for {adjacency(runs)} neighbours"
+
+
 def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ...]:
     """The proofs for a run of any number of rounds, each with how many rounds count at most."""
     spent = recipe.spent(dim, population, MANY, view)

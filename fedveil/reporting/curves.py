@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.origin import footnote
 from fedveil.privacy.statement import BRIEFLY
 from fedveil.reporting.chart import Chart, Curve, few_digits, lines, merged, share, size
 from fedveil.reporting.load import Member, Run, Story
@@ -122,7 +123,9 @@ def spending(story: Story) -> list[Chart]:
         return []
     found = _curves(shown(story), lambda run: run.series("epsilon") if run.private else None)
     asked = {budget for m in members if (budget := m.first.budget) is not None}
-    dotted = " The dotted line is the budget." if len(asked) == 1 else ""
+    told = footnote(m.first.origin for m in members)
+    dotted = f" {told}" if told else ""
+    dotted += " The dotted line is the budget." if len(asked) == 1 else ""
     said = members[0].first.guarantee
     delta, seen = said["delta"], BRIEFLY[said["view"]]
     chart = lines(

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.origin import Origin
 from fedveil.errors import UserError
 from fedveil.privacy.statement import rounded_up
 from fedveil.reporting.chart import shortened
@@ -52,6 +53,11 @@ class Run:
         privacy = self.summary["privacy"]
         found: dict[str, Any] = privacy["views"][privacy["view"]]
         return found
+
+    @property
+    def origin(self) -> Origin:
+        """Whether its clients are real, and what its ε leaves out."""
+        return Origin.from_plain(self.summary["privacy"].get("origin"))
 
     @property
     def bound(self) -> float | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.data.origin import footnote
 from fedveil.errors import UserError
 from fedveil.privacy.statement import BRIEFLY, VIEWS, rounded_up
 from fedveil.reporting.chart import Table, few_digits, share, size
@@ -122,7 +123,8 @@ def _guarantee_card(run: Run) -> tuple[str, str, str]:
         f"δ = {rounded_up(said['delta'])}, for one {said['unit']} ({said['adjacency']}), "
         f"{BRIEFLY.get(said['view'], said['view'])}{_leak(run)}"
     )
-    return "Guarantee", f"ε = {rounded_up(said['epsilon'])}", note
+    note += f"; {run.origin.caveat}" if run.origin.mark else ""
+    return "Guarantee", f"ε = {rounded_up(said['epsilon'])}{run.origin.mark}", note
 
 
 def _leak(run: Run) -> str:
@@ -150,10 +152,17 @@ def members_table(story: Story) -> str:
         "Results, the best first; s.e. is the standard error over seeds",
     )
     if not order[open_:]:
-        return told
+        return told + _footnote(story)
     more = f"The other {len(order) - open_} settings"
     rest = table(_results(story, order[open_:]), more, hidden=True)
-    return f"{told}<details><summary>{more}</summary>{rest}</details>"
+    return f"{told}<details><summary>{more}</summary>{rest}</details>{_footnote(story)}"
+
+
+def _footnote(story: Story) -> str:
+    """What the mark of an ε means, below the tables that have one."""
+    runs = (member.costliest for member in story.members)
+    told = footnote(run.origin for run in runs if _finite(run))
+    return f'<p class="note">{escape(told)}</p>' if told else ""
 
 
 def _results(story: Story, members: Sequence[Member]) -> Table:
@@ -180,7 +189,7 @@ def _result_row(
         f"± {_error(values, percent)}" if len(values) > 1 else "–",
         _strip(values, reach, show) if len(values) > 1 else "",
         _beside(story, member),
-        "none" if said["epsilon"] is None else rounded_up(said["epsilon"]),
+        "none" if said["epsilon"] is None else _epsilon(said, member.costliest),
     ]
 
 
@@ -225,10 +234,12 @@ def _selection(story: Story) -> str:
     if story.together is None:
         return f'<p class="note">{cost}no ε on this page covers it.</p>'
     spent = story.together
+    since = f", since {spent['reason']}" if spent.get("reason") else ""
     return (
         f'<p class="note">{cost}whoever does so has spent what all {int(spent["runs"])} runs cost '
         f"together, ε = {escape(rounded_up(float(spent['epsilon'] or math.inf)))} at δ = "
-        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))}). "
+        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))})"
+        f"{escape(since)}. "
         "This is a figure to look at; only a budget set before the runs is a guarantee.</p>"
     )
 
@@ -270,7 +281,7 @@ def privacy(story: Story) -> str:
         return lead
     if len(statements) == 1:
         views = table(_views(story.members[0].costliest), "The guarantee towards each view")
-        return f"{lead}{views}{next(iter(statements))}"
+        return f"{lead}{views}{_footnote(story)}{next(iter(statements))}"
     found = "".join(
         f"<details><summary>{escape(_names(members))}</summary>{told}</details>"
         for told, members in list(statements.items())[:MOST_STATEMENTS]
@@ -278,7 +289,7 @@ def privacy(story: Story) -> str:
     left = len(statements) - MOST_STATEMENTS
     more = f'<p class="note">{left} more statements are in the runs\' privacy.txt.</p>'
     views = table(_views_of_all(story), "The guarantee of each run towards each view")
-    return f"{lead}{views}<h3>Statements</h3>{found}{more if left > 0 else ''}"
+    return f"{lead}{views}{_footnote(story)}<h3>Statements</h3>{found}{more if left > 0 else ''}"
 
 
 def _finite(run: Run) -> bool:
@@ -295,7 +306,7 @@ def _views(run: Run) -> Table:
     said = run.summary["privacy"]
     views = [view for view in VIEWS if view in said["views"]]
     kept = None if run.budget is None else said["view"]
-    rows = [_view_row(view, said["views"][view], view == kept) for view in views]
+    rows = [_view_row(run, view, view == kept) for view in views]
     head = ["who sees what", "ε", "ε over fair coins", "δ", "neighbours", "remark"]
     shown = [i for i, name in enumerate(head) if any(row[i] not in ("–", "") for row in rows)]
     return Table([head[i] for i in shown], [[row[i] for i in shown] for row in rows])
@@ -306,25 +317,27 @@ def _views_of_all(story: Story) -> Table:
     for member in story.members:
         run = member.costliest
         views = run.summary["privacy"]["views"]
-        shown = [_epsilon(views[view]) if view in views else "–" for view in VIEWS]
+        shown = [_epsilon(views[view], run) if view in views else "–" for view in VIEWS]
         delta = rounded_up(run.guarantee["delta"])
         rows.append([member.label, *shown, delta, str(run.guarantee["adjacency"])])
     head = ["run", *(f"ε, {BRIEFLY[view]}" for view in VIEWS), "δ", "neighbours"]
     return Table(head, rows)
 
 
-def _epsilon(said: dict[str, Any]) -> str:
-    return "no finite ε" if said["epsilon"] is None else rounded_up(said["epsilon"])
+def _epsilon(said: dict[str, Any], run: Run) -> str:
+    known = said["epsilon"] is not None
+    return f"{rounded_up(said['epsilon'])}{run.origin.mark}" if known else "no finite ε"
 
 
-def _view_row(view: str, said: dict[str, Any], own: bool) -> list[str]:
+def _view_row(run: Run, view: str, own: bool) -> list[str]:
+    said = run.summary["privacy"]["views"][view]
     drawn = said.get("drawn")
     known = said["epsilon"] is not None
     remark = "the budget is kept against this view" if own and known else said.get("reason") or ""
     return [
         f"{view}: {BRIEFLY[view]}",
-        _epsilon(said),
-        rounded_up(drawn) if known and drawn is not None else "–",
+        _epsilon(said, run),
+        f"{rounded_up(drawn)}{run.origin.mark}" if known and drawn is not None else "–",
         rounded_up(said["delta"]),
         str(said["adjacency"]),
         remark,

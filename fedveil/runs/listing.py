@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from fedveil.data.origin import REAL, Origin
 from fedveil.errors import UserError
 from fedveil.runs.directory import RunDirectory, lost, reading, saving
 from fedveil.runs.versions import refuse_newer
@@ -26,6 +27,7 @@ FILES = (
 PATTERNS = ("memory-*.npy", ".*.partial")
 PARQUET = b"PAR1"  # a Parquet file begins and ends with it
 DEPTH = 2  # a comparison's runs lie one level below it
+PENDING = Origin(exclusions=("what its statement names when the run has ended",))
 HIDDEN = "out-of-sight"  # drawn runs of a private selection: how many they are is not to be told
 
 
@@ -49,6 +51,7 @@ class Listed:
     private: bool = False
     leaks: bool = False  # a clipping threshold taken from the data, which no ε covers
     seed: int = 0
+    origin: Origin = REAL  # whether its clients are real, and what its ε leaves out
     untold: bool = False  # whether the ε of its planned rounds is told nowhere
     problem: str = ""  # what is broken
 
@@ -164,6 +167,7 @@ def _ended(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
             "delta": privacy["delta"],
         }
         facts |= {"adjacency": guarantee["adjacency"], "unit": guarantee["unit"]}
+        facts |= {"origin": Origin.from_plain(privacy.get("origin"))}
         rounds = int(summary["rounds"])
         epsilon = guarantee["epsilon"] if facts["private"] else None
     if rounds:
@@ -210,5 +214,6 @@ def _unfinished(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
         loss=last.get("loss"),
         epsilon=None if epsilon is None or math.isinf(epsilon) else epsilon,
         untold=epsilon is None,
+        origin=PENDING,
         **facts,
     )

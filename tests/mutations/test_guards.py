@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedveil import algorithms, charging, training
-from fedveil.commands import bench
+from fedveil.commands import bench, runs
+from fedveil.comparing import table
+from fedveil.comparing.members import planned
+from fedveil.comparing.outcome import Standing
 from fedveil.data.federated import Federated
+from fedveil.data.origin import MARK, REAL, SIMULATED, Origin
 from fedveil.errors import UserError
+from fedveil.planning import facts, plan, show
 from fedveil.privacy import session
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.ledger import Account, open_ledger
 from fedveil.recipe import Recipe
+from fedveil.runs import listing
+from fedveil.settings import read_settings
 
-from .making import Mutation, line, named, require_caught
+from .making import Mutation, line, named, require_caught, returning
 from .test_tables import small
 
 RECIPE: Recipe = algorithms.dp_fedavg(noise_multiplier=9.0, rate=0.5, steps=1)
+DIGITS = {"data": {"dataset": "digits"}, "epsilon": 3.0}
 
 
 def granted(data: Federated, ledger: Path) -> None:
@@ -64,7 +73,109 @@ def check_bench(patch: pytest.MonkeyPatch) -> None:
     assert "a benchmark's rounds would be counted nowhere" in said
 
 
+def check_plan() -> None:
+    """A plan for made-up clients has an ε with a footnote."""
+    known = facts.Facts(2, 2.0, "client", 1, data=replace(small(), origin=Origin(True, ("a",))))
+    assert known.origin == Origin(True, ("a",))
+    assert replace(known, unit="example").origin == Origin(False, ("a",))
+    made = plan.make(read_settings(None, DIGITS), plan.Question())
+    assert MARK in show.privacy(made)
+    assert any(MARK in text and "made up" in text for _, text in show.lines(made))
+
+
+def check_listed() -> None:
+    """A run's origin comes from its summary to the tables; a run that goes on has none yet."""
+    with tempfile.TemporaryDirectory() as name:
+        played = training.train(
+            RECIPE, replace(small(), origin=SIMULATED), rounds=1, delta=1e-5, save=Path(name) / "a"
+        )
+        run = listing.listed(Path(name) / "a")
+        assert played.guarantee.origin == run.origin == SIMULATED
+        assert MARK in runs._numbers(run)[2]
+        (Path(name) / "a" / "summary.json").unlink()
+        assert listing.listed(Path(name) / "a").origin.mark
+
+
+def check_table() -> None:
+    """A member's ε, and the sum of all, are marked."""
+    standing = Standing("a", "a", {}, ("a-s0",), (0,), (0.5,), (1.0,), 0.5, None, 2.0)
+    standing = replace(standing, origin=SIMULATED)
+    cost = dict.fromkeys(("epsilon", "delta", "account"), 1.0)
+    told = table._together(
+        {
+            **cost,
+            "runs": 1,
+            "view": "",
+            "adjacency": "",
+            "others": 0,
+            "unrecorded": 0,
+            "reason": "of a leak",
+        },
+        standing.origin.mark,
+    )
+    assert MARK in told
+    assert "since of a leak" in told
+    comparison = planned([], ["dp_fedavg"], DIGITS, [], [0])
+    assert any(MARK in text for _, text in table.notes(comparison, [standing], "accuracy", None))
+    (cell,) = table.table(comparison, [standing], "accuracy").columns[-1].cells
+    assert MARK in str(cell)
+
+
 MUTATIONS = [
+    Mutation(
+        "a plan takes all clients for real ones",
+        returning(facts.Facts, "origin", REAL),
+        "a plan is marked",
+        check_plan,
+    ),
+    Mutation(
+        "a plan's guarantee does not know its data",
+        line(plan, "make", ("origin=known.origin,", "")),
+        "a plan is marked",
+        check_plan,
+    ),
+    Mutation(
+        "a plan's mark has no footnote",
+        line(show, "lines", ("plan.guarantee.origin.mark:", "False:")),
+        "a plan is marked",
+        check_plan,
+    ),
+    Mutation(
+        "a run is listed as if its clients were real",
+        line(listing, "_ended", ('Origin.from_plain(privacy.get("origin"))', "REAL")),
+        "lists are marked",
+        check_listed,
+    ),
+    Mutation(
+        "a run that has not ended is listed as if its clients were real",
+        line(listing, "_unfinished", ("origin=PENDING,", "")),
+        "lists are marked",
+        check_listed,
+    ),
+    Mutation(
+        "lists show ε alone",
+        line(runs, "_numbers", ("{run.origin.mark}", "")),
+        "lists are marked",
+        check_listed,
+    ),
+    Mutation(
+        "a comparison shows ε alone",
+        line(table, "table", ("{s.origin.mark}", "")),
+        "comparisons are marked",
+        check_table,
+    ),
+    Mutation(
+        "a comparison has no footnote",
+        line(table, "notes", ('lines.append(("Note", told))', "pass")),
+        "comparisons are marked",
+        check_table,
+    ),
+    Mutation(
+        "all runs together show ε alone",
+        line(table, "_together", ("{rounded_up(cost['epsilon'])}{mark}", "{cost['epsilon']}")),
+        "comparisons are marked",
+        check_table,
+    ),
     Mutation(
         "a new budget is looked for in one account",
         line(
