@@ -247,7 +247,7 @@ def rounds_until(rate: float, cap: int, chance: float) -> int:
     """The least number of rounds with P(Bin(rounds, rate) < cap) ≤ chance.
 
     >>> rounds_until(0.5, 1, 0.001), rounds_until(0.1, 5, 1e-9)
-    (10, 320)
+    (10, 301)
     """
     from scipy.special import bdtr
 
