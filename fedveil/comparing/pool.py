@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from fedveil.interrupt import stop_after_interrupt
 
 PAUSE = 0.05  # seconds between two looks at the workers
+GRACE = 40.0  # seconds for the round under way, before a worker is asked again and stops at once
 PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -60,6 +61,7 @@ class Pool:
     def __init__(self, jobs: int, ledger: Path | None, display: Display) -> None:
         self.jobs, self.ledger, self.display = jobs, ledger, display
         self.problems: dict[str, str] = {}  # of runs that did not end, by their names
+        self._again = 0.0  # when to ask workers to stop, once that is wished
         self.stopped = False
         self._workers: set[subprocess.Popen[str]] = set()
 
@@ -78,14 +80,15 @@ class Pool:
                     thread.start()
                 while any(thread.is_alive() for thread in threads):
                     time.sleep(PAUSE)
-                    if pressed() and not self.stopped:
+                    if pressed() and time.monotonic() > self._again:
                         self._stop()
         finally:
             for worker in list(self._workers):
                 worker.kill()
 
     def _stop(self) -> None:
-        self.stopped = True
+        """Ask all workers to stop; again after a while, for one that started may have missed it."""
+        self.stopped, self._again = True, time.monotonic() + GRACE
         for worker in list(self._workers):
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGINT)
