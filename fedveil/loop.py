@@ -370,7 +370,7 @@ class _Work:
         """Each client's message on the grid, if there is one, by a stream of its own."""
         quantize, norms = self.recipe.quantize, self.bound.norms(rows.shape[1])
         if not quantize.rows_needed:
-            return rows  # as where only their sum is computed
+            return quantize(rows, norms, self._stream(f"rounding from {clients[0]}"))
         each = [
             quantize(row[None], norms, self._stream(f"rounding of {client}"))
             for row, client in zip(rows, clients, strict=True)
