@@ -331,7 +331,7 @@ def _check_start(training: Training, session: Session) -> None:
 
 
 def _keep_own_budget(training: Training, session: Session) -> None:
-    """Where rounds were lost and drawn anew, a run's own ε does not last for all of its rounds.
+    """Where rounds were lost and drawn again, a run's own ε does not last for all of its rounds.
 
     This is a filter: how many rounds it allows was fixed before the first one, by one proof, so
     it holds whatever the crashes depended on.

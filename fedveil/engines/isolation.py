@@ -32,7 +32,7 @@ def refuse_memory(task: Task, engine: Engine, data: Federated) -> None:
     with one_thread_each():
         for crowd in crowds:
             _call(task, engine, crowd)
-        task.watch(crowds[0].data.test)
+        task.watch(made_up(data, 2, SCALES[0]))
         for crowd in crowds:
             with refusing_randomness(task.module):
                 _call(task, engine, crowd)
