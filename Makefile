@@ -5,19 +5,29 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format setup data docs bench guard clean
+# Python compiles each file once, also where the environment says otherwise: hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo federation test quick check format setup data docs papers bench guard clean
 
 demo: setup data
 	$(BIN)/fedveil train examples/fashion-mnist.toml
 
+federation: setup
+	$(BIN)/python -m scripts.federation
+
 test: setup data
 	@sh scripts/mnist
 	@sh scripts/chromium
-	OMP_NUM_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 2 --dist worksteal
+
+quick: setup
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "(unit or contracts) and not slow"
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/lint-imports
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q --doctest-modules fedveil
 
@@ -26,7 +36,12 @@ format: setup
 	$(BIN)/ruff check --fix .
 
 docs: setup
-	$(BIN)/python -m fedveil.citations > docs/papers.md
+	$(BIN)/python -m fedveil.algorithms.citations > docs/papers.md
+	$(BIN)/fedveil reproduce --page > docs/reproductions.md.new
+	mv docs/reproductions.md.new docs/reproductions.md
+
+papers: setup
+	OMP_NUM_THREADS=1 $(BIN)/fedveil reproduce --scale $(or $(SCALE),ci) --save
 
 bench: setup data
 	$(BIN)/python -m benchmarks $(if $(filter-out 0,$(QUICK)),--quick)

@@ -1,96 +1,101 @@
-"""The loop: State, Info, one round. Every algorithm of this project is this one function.
+"""The loop: State, Info, and one round. Every algorithm of this project is this one function.
 
 cohort → local → report → memory → bound → quantize → noise → server
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
-from fedveil.diagnosis.seen import Seen, direction
-from fedveil.diagnosis.walks import walk_again
+from fedveil.engines.bounding import bounded_rows, by_rows, of_each, quantized_row, scales_of
+from fedveil.engines.dropout import Coins
 from fedveil.engines.processes import ALONE, Team
+from fedveil.engines.seen import Seen, direction
+from fedveil.engines.totals import Measured, Total
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
-from fedveil.parts.bound import AdaptiveClip, Bound, Clip
+from fedveil.engines.walks import walk_again
+from fedveil.errors import UserError
+from fedveil.parts.bound import Bound
+from fedveil.parts.local import Local, LocalPlan
 from fedveil.parts.memory import ClientMemory
-from fedveil.parts.server import Tensors
-from fedveil.privacy.norms import Norms
+from fedveil.parts.part import Begin, Part, Tensors, foreign
+from fedveil.random.streams import Key, derived, stream
 from fedveil.recipe import Recipe
-from fedveil.streams import Key, stream
-from fedveil.threads import equal_shares, in_order
+from fedveil.threads import equal_shares, in_order, one_thread_each
 from fedveil.wire import Wire
 
 
 @dataclass
 class State:
-    """All that one round hands to the next."""
+    """The state between rounds: the model, and the state of each part by slot."""
 
     round: int
     x: Tensor  # the model, one float32 vector
-    server: Tensors
-    output: Tensors
-    direction: Tensor | None = None  # v̂, the server's side of the memory
-    memory: ClientMemory | None = None  # v_i, the clients' side
-    threshold: Tensor | None = None  # C_k of an adaptive bound, one number
-    taken: Tensor | None = None  # how often each client has taken part, if that is capped
-    moved: Tensor | None = None  # x_k − x_{k−1} of the last release, where diagnostics ask for it
+    parts: dict[str, Tensors]
+    memory: ClientMemory | None = None  # v_i, which clients keep themselves
+    moved: Tensor | None = None  # x_k − x_{k−1} of the last release, for diagnostics
 
     @property
     def model(self) -> Tensor:
-        """The model that would be handed out now."""
-        return self.output["model"]
+        """The model that the output part would release now."""
+        return self.parts["output"]["model"]
 
 
 @dataclass(frozen=True)
 class Info:
-    """What one round was like. In a deployment these are private data (docs/privacy.md)."""
+    """Measurements of one round. In a deployment they are private data (docs/privacy.md)."""
 
     round: int
     participants: int
     rejected: int
-    norms: Tensor  # ‖w_i‖ of the participants before the bound, rejected ones left out
-    scales: Tensor  # s(‖w_i‖) of the same
-    signal: float  # ‖Σ messages‖ / denominator
-    noise: float  # ‖noise‖ / denominator
-    sent: int = 0  # bytes of all messages, as they were packed
-    threshold: float | None = None  # the C_k of an adaptive bound
-    void: bool = False  # rejected as a whole: too few came for the noise that was promised
-    seen: Seen | None = None  # of each participant, where diagnostics are recorded
+    norms: Tensor  # ‖w_i‖ of the participants before the bound, without rejected ones
+    scales: Tensor  # s(‖w_i‖) of the same participants
+    signal: float | None  # ‖Σ messages‖ / denominator; None if only the noisy sum is known
+    noise: float | None  # ‖noise‖ / denominator
+    sent: int = 0  # bytes of all packed messages
+    threshold: float | None = None  # C_k of an adaptive bound
+    aborted: bool = False  # too few clients arrived for the required noise
+    seen: Seen | None = None  # per-client diagnostics, if they are recorded
 
     @property
-    def shrunk(self) -> float:
-        """The fraction of updates that the bound made smaller."""
-        return float((self.scales < 1).double().mean()) if len(self.scales) else 0.0
+    def clipped_fraction(self) -> float | None:
+        """The fraction of updates that the bound scaled down; None if clients keep it private."""
+        return self._mean((self.scales < 1).double())
 
     @property
-    def norm(self) -> float:
-        """The mean norm before the bound."""
-        return float(self.norms.mean()) if len(self.norms) else 0.0
+    def norm(self) -> float | None:
+        """The mean norm before the bound; None if clients keep it private."""
+        return self._mean(self.norms)
+
+    def _mean(self, values: Tensor) -> float | None:
+        if len(values):
+            return float(values.mean())
+        return None if self.participants > self.rejected else 0.0
 
 
 def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> State:
     """The state before the first round."""
-    kept = recipe.memory.kept
-    first = recipe.bound.start if isinstance(recipe.bound, AdaptiveClip) else None
-    capped = recipe.cohort.cap is not None
-    return State(
-        round=0,
-        x=x,
-        server=recipe.server.start(x),
-        output=recipe.output.start(x, rounds, stream(key, 0, "output")),
-        direction=torch.zeros_like(x) if kept else None,
-        memory=ClientMemory(data.clients, len(x)) if kept else None,
-        threshold=None if first is None else torch.tensor([first]).double(),
-        taken=torch.zeros(data.clients, dtype=torch.int64) if capped else None,
-    )
+    public = recipe.cohort.expected(data.clients), recipe.noise_of_mean(len(x), data.clients)
+    parts = {
+        slot: part.initial_state(Begin(x, data.clients, rounds, _first_stream(key, slot), *public))
+        for slot, part in recipe.parts.items()
+    }
+    width = recipe.memory.width(len(x))
+    memory = ClientMemory(data.clients, width) if recipe.memory.kept else None
+    return State(0, x, parts, memory)
 
 
-def play_round(
+def _first_stream(key: Key, slot: str) -> np.random.Generator:
+    """The random stream for a part's initial state, which no round draws from."""
+    return stream(key, 0, slot if slot == "output" else f"first {slot}")  # output: as in 0.1
+
+
+def run_round(
     recipe: Recipe,
     state: State,
     data: Federated,
@@ -101,191 +106,182 @@ def play_round(
 ) -> tuple[State, Info]:
     """x_{k+1} = server(x_k, (Σ q_i + noise) / public denominator).
 
-    Randomness comes from streams keyed by (key, round, purpose) and is consumed in client order,
-    so the result depends neither on grouping nor on the engine nor on the number of processes,
-    nor on whether diagnostics are recorded.
+    Randomness comes from streams keyed by (key, round, purpose) and is consumed in client order.
+    The result therefore does not depend on grouping, engine, number of processes or diagnostics.
     """
     cohort = cohort_of(recipe, state, data.clients, key)
-    taken = counted(state.taken, cohort)
     if len(cohort) < recipe.least_arrivals(data.clients):
-        return void_round(recipe, state, taken, len(cohort))
-    total = _sum_of_messages(recipe, state, data, engine, cohort, key, team)
-    after, info = conclude_round(recipe, state, total, len(cohort), data.clients, taken, key)
+        return aborted_round(recipe, state, cohort, len(cohort))
+    total = sum_of_messages(recipe, state, data, engine, cohort, key, team)
+    after, info = conclude_round(recipe, state, total, cohort, len(cohort), data.clients, key)
     if not diagnostics:
         return after, info
     bound = bound_of(recipe, state)
     walked = walk_again(recipe, bound, state.x, state.round, data, engine, cohort, key, team)
-    clip = bound.norm if isinstance(bound, Clip) else None
-    norms, scales, cosines = total.seen
-    seen = Seen(cohort, norms, scales, cosines, recipe.memory.kept, clip, walked)
+    found = total.measured
+    seen = Seen(
+        cohort, found.norms, found.scales, found.cosines,
+        recipe.memory.kept and recipe.memory.compares, bound.threshold, walked,
+    )  # fmt: skip
     return replace(after, moved=after.x - state.x), replace(info, seen=seen)
 
 
 def cohort_of(recipe: Recipe, state: State, population: int, key: Key) -> np.ndarray:
-    """Who is asked in this round."""
-    taken = None if state.taken is None else state.taken.numpy()
-    return recipe.cohort.draw(population, stream(key, state.round, "cohort"), taken)
+    """The cohort of this round: a set of clients below their participation cap."""
+    cohort, kept = recipe.cohort, state.parts["cohort"]
+    drawn = cohort.draw(population, stream(key, state.round, "cohort"), kept)
+    _refuse_repeated(cohort, drawn, population)
+    if cohort.cap is not None and "taken" in kept and (kept["taken"][drawn] >= cohort.cap).any():
+        raise UserError(
+            f"Cohort {type(cohort).__name__} drew a client in more rounds than its cap of "
+            f"{cohort.cap}. Exclude clients whose state['taken'] has reached the cap."
+        )
+    return drawn
+
+
+def _refuse_repeated(part: Part, drawn: np.ndarray, population: int) -> None:
+    """Refuse a draw with repeated clients, which would count twice in the sum."""
+    inside = not len(drawn) or (drawn[0] >= 0 and drawn[-1] < population)
+    if inside and (np.diff(drawn) > 0).all():
+        return
+    raise UserError(
+        f"{type(part).__name__} drew {drawn[:8]} of {population} clients. Return each index below "
+        f"{population} at most once, in ascending order."
+    )
 
 
 def conclude_round(
     recipe: Recipe,
     state: State,
     total: Total,
+    cohort: np.ndarray,
     came: int,
     population: int,
-    taken: Tensor | None,
     key: Key,
 ) -> tuple[State, Info]:
-    """What a round does with the sum of its messages, wherever they were computed.
+    """The second half of a round, from the sum of messages to the next state.
 
-    The denominator is public: who did not come, or was rejected, counts as zero.
+    The denominator is public. A client that did not arrive, or was rejected, counts as zero.
     """
-    k, x = state.round, state.x
+    k, x, kept = state.round, state.x, dict(state.parts)
     bound = bound_of(recipe, state)
     denominator = recipe.cohort.expected(population)
     message = recipe.message(len(x), bound)
-    noise = recipe.noise.draw(message, came, denominator, stream(key, k, "noise"))
+    rng = stream(key, k, "noise")
+    noise, kept["noise"] = recipe.noise.step(message, came, denominator, rng, kept["noise"])
     released = total.released(noise, message)
     mean = (released / denominator).float()
-    remembered = state.direction if state.direction is not None else mean
-    descent = recipe.memory.learn(remembered, mean)
-    x, server = recipe.server.step(x, recipe.report.descent(descent, x), state.server, k)
-    after = State(
-        round=k + 1,
-        x=x,
-        server=server,
-        output=recipe.output.follow(state.output, x, k),
-        direction=descent if recipe.memory.kept else None,
-        memory=state.memory,
-        threshold=_next_threshold(recipe, state, total, came, population, key),
-        taken=taken,
-    )
-    norms, scales, _ = total.seen
-    sound = ~norms.isnan()
-    signal, added = total.lengths(noise, released, message)
-    return after, Info(
+    descent, kept["memory"] = recipe.memory.step(kept["memory"], mean)
+    direction = recipe.report.descent(descent, x)
+    x, kept["server"] = recipe.server.step(x, direction, kept["server"], k)
+    kept["output"] = recipe.output.follow(kept["output"], x, k)
+    kept["cohort"] = recipe.cohort.step(kept["cohort"], cohort)
+    if recipe.bound.adapts:
+        count = stream(key, k, "count")
+        short = total.no_longer_than(bound.threshold)
+        kept["bound"] = recipe.bound.step(kept["bound"], short, came, denominator, count)
+    found = total.measured
+    sound = ~found.norms.isnan()
+    signal, added = total.lengths(noise, released, message, denominator)
+    scales = found.scales[sound]
+    if recipe.by_record:  # messages have noise in them, and silos do not tell whom they clipped
+        signal, added, scales = None, None, scales[:0]
+    return State(k + 1, x, kept, state.memory), Info(
         round=k,
         participants=came,
         rejected=total.rejected,
-        norms=norms[sound],
-        scales=scales[sound],
-        signal=signal / denominator,
-        noise=added / denominator,
+        norms=found.norms[sound],
+        scales=scales,
+        signal=signal,
+        noise=added,
         sent=total.sent,
-        threshold=None if state.threshold is None else float(state.threshold),
+        threshold=bound.threshold if recipe.bound.adapts else None,
     )
 
 
-def counted(taken: Tensor | None, cohort: np.ndarray) -> Tensor | None:
-    """One more for everybody who was drawn; what is not capped is not counted."""
-    if taken is None:
-        return None
-    counted = taken.clone()
-    counted[torch.from_numpy(cohort)] += 1
-    return counted
-
-
-def void_round(recipe: Recipe, state: State, taken: Tensor | None, came: int) -> tuple[State, Info]:
-    """A round without a release: too few came for the noise that the accounting counts on."""
-    output = recipe.output.follow(state.output, state.x, state.round)
-    after = replace(state, round=state.round + 1, output=output, taken=taken)
+def aborted_round(
+    recipe: Recipe, state: State, cohort: np.ndarray, came: int
+) -> tuple[State, Info]:
+    """A round without a release: too few clients arrived for the noise that is accounted."""
+    kept = {
+        **state.parts,
+        "output": recipe.output.follow(state.parts["output"], state.x, state.round),
+        "cohort": recipe.cohort.step(state.parts["cohort"], cohort),
+    }
     nothing = torch.empty(0, dtype=torch.float64)
-    return after, Info(state.round, came, 0, nothing, nothing, 0.0, 0.0, void=True)
+    info = Info(state.round, came, 0, nothing, nothing, 0.0, 0.0, aborted=True)
+    return replace(state, round=state.round + 1, parts=kept), info
+
+
+@dataclass(frozen=True, eq=False)
+class ClientMessage:
+    """One client's part of a round: what it sends, and what it remembers once that is counted."""
+
+    numbers: Tensor  # [dim]: float32, or int64 grid steps with the client's own noise
+    short: bool | None  # whether ‖w‖ ≤ C_k, for a bound that adapts
+    memory: Tensor | None  # v_i after this message
+
+
+def client_message(
+    recipe: Recipe,
+    state: State,
+    data: Federated,
+    engine: Engine,
+    key: Key,
+    client: int,
+    remembered: Tensor | None = None,
+) -> ClientMessage:
+    """q_i + noise_i of one client, computed from its own data by the code of a simulated round.
+
+    `data` has this client only, and `client` is its index in the population. With the key of a
+    simulation, the message is the one that the simulation adds up.
+    """
+    bound = bound_of(recipe, state)
+    work = _Work(recipe, bound, state, engine, key, None)
+    alone, named = np.array([0]), np.array([client])
+    plan = local_plan(recipe.local, data, alone, state.round, key, named)
+    group = Group(data, alone, plan, Coins(key, state.round, named))
+    before = None if remembered is None else remembered[None]
+    with one_thread_each():  # as in a simulation, whose last bits depend on it
+        own = work.updates(group, before).rows()
+    updates = work.compared(own, before)
+    rows, _, norms = work.rows(updates, named)
+    if recipe.bound.adapts and rows.is_floating_point():
+        rows = updates.rows()  # the server counts short updates and clips (`reception`)
+    short = float(norms[0]) <= bound.threshold if bound.threshold is not None else None
+    after = None if before is None else work.after(before, own, rows)[0]
+    if recipe.noise.on_messages:
+        rows = rows + torch.from_numpy(work.noise(rows.shape[1], named))
+    return ClientMessage(rows[0], short if recipe.bound.adapts else None, after)
+
+
+def local_plan(
+    local: Local,
+    data: Federated,
+    clients: np.ndarray,
+    round: int,
+    key: Key,
+    named: np.ndarray | None = None,
+) -> LocalPlan:
+    """The local plans of some clients. A random one is drawn from a stream of its client.
+
+    `named` are the clients' indexes in the population, if `data` counts them differently.
+    """
+    sizes, named = data.sizes[torch.from_numpy(clients)], clients if named is None else named
+    if not local.random and not foreign(local):
+        return local.plan(sizes, round, stream(key, round, f"batches from {named[0]}"))
+    each = zip(sizes, named, strict=True)
+    return LocalPlan.joined(
+        [local.plan(size[None], round, stream(key, round, f"batches of {i}")) for size, i in each]
+    )
 
 
 def bound_of(recipe: Recipe, state: State) -> Bound:
     """The bound of this round."""
-    if isinstance(recipe.bound, AdaptiveClip) and state.threshold is not None:
-        return recipe.bound.at(float(state.threshold))
-    return recipe.bound
+    return recipe.bound.at(state.parts["bound"])
 
 
-def _next_threshold(
-    recipe: Recipe, state: State, total: Total, came: int, population: int, key: Key
-) -> Tensor | None:
-    """C_{k+1}, from the noisy count of short updates; rejected ones count as long."""
-    if not isinstance(recipe.bound, AdaptiveClip) or state.threshold is None:
-        return None
-    norm = float(state.threshold)
-    short = int((total.seen[0] <= norm).sum()) if total.short is None else total.short
-    rng = stream(key, state.round, "count")
-    expected = recipe.cohort.expected(population)
-    return torch.tensor([recipe.bound.next(norm, short, came, expected, rng)]).double()
-
-
-@dataclass
-class Total:
-    """The sum of messages, of a group or of a round, and what was seen on the way.
-
-    On a grid sums are whole numbers: of the messages before their noise, and as received.
-    """
-
-    sum: Tensor
-    received: np.ndarray | None = None
-    wire: Wire | None = None
-    sent: int = 0
-    facts: list[Tensor] = field(default_factory=list)  # [3, messages] each
-    short: int | None = None  # how many said that they were; None where `facts` tell
-
-    @property
-    def seen(self) -> Tensor:
-        """Norm, scale and cosine of every message in order, [3, messages]; the norm of a rejected
-        one is NaN, and so is a cosine that nobody asked for."""
-        return torch.cat([torch.empty(3, 0, dtype=torch.float64), *self.facts], dim=1)
-
-    @property
-    def rejected(self) -> int:
-        """How many updates were not finite."""
-        return int(self.seen[0].isnan().sum())
-
-    def add(self, part: Total) -> None:
-        """Take in the messages of a group."""
-        self.sum += part.sum
-        if part.received is not None:
-            self.received = part.received + (0 if self.received is None else self.received)
-        self.sent += part.sent
-        self.facts += part.facts
-
-    def add_up(self, team: Team, sends: np.ndarray, mine: slice) -> None:
-        """Become the total of all processes: d numbers, and three for each message.
-
-        What was seen of a message has a place of its own, which only its process fills.
-        """
-        team.add(self.sum)
-        if self.wire is not None:
-            self.received = np.zeros_like(self.sum) if self.received is None else self.received
-            team.add(torch.from_numpy(self.received))
-        first, count = int(sends[: mine.start].sum()), int(sends[mine].sum())
-        facts = torch.zeros(3 * int(sends.sum()) + 1, dtype=torch.float64)
-        facts[-1] = self.sent
-        everyone = facts[:-1].view(3, -1)
-        everyone[:, first : first + count] = self.seen
-        team.add(facts)
-        self.facts, self.sent = [everyone], int(facts[-1])
-
-    def lengths(self, noise: Tensor, released: Tensor, message: Norms) -> tuple[float, float]:
-        """‖Σ q_i‖, and how long all noise is that was added to it."""
-        clean = _in_steps(self.sum, message)
-        plain = self.wire is None and noise.is_floating_point()
-        added = noise if plain else released - clean
-        return float(clean.norm()), float(added.norm())
-
-    def released(self, noise: Tensor, message: Norms) -> Tensor:
-        """The received sum and the server's noise; whole numbers are added before anything else."""
-        total = self.sum
-        if self.wire is not None and self.received is not None:
-            total = torch.from_numpy(self.wire.settle(self.received))
-        if not noise.is_floating_point():
-            return _in_steps(total + noise, message)
-        return _in_steps(total, message) + noise
-
-
-def _in_steps(total: Tensor, message: Norms) -> Tensor:
-    """A sum as numbers; on a grid it counts steps."""
-    return total.double() if message.grid is None else total.double() * message.grid
-
-
-def _sum_of_messages(
+def sum_of_messages(
     recipe: Recipe,
     state: State,
     data: Federated,
@@ -294,11 +290,11 @@ def _sum_of_messages(
     key: Key,
     team: Team,
 ) -> Total:
-    """Σ q_i over the cohort, group by group; memory is bounded by the group."""
-    k, dim = state.round, len(state.x)
+    """Σ q_i over the cohort, group by group, so that one group must fit in memory."""
+    dim = len(state.x)
     workers = recipe.memory.workers(cohort, data.clients)
+    _refuse_repeated(recipe.memory, workers, data.clients)
     sends = np.isin(workers, cohort, assume_unique=True)
-    plan = recipe.local.plan(data.sizes[torch.from_numpy(workers)], k, stream(key, k, "batches"))
     wire = recipe.wire(dim, data.clients)
     kind = torch.float64 if wire is None else torch.int64
     total = Total(torch.zeros(dim, dtype=kind), wire=wire)
@@ -310,19 +306,52 @@ def _sum_of_messages(
 
     def messages(share: slice) -> Total:
         start, stop = mine.start + share.start, mine.start + share.stop
-        group = Group(data, workers[start:stop], plan.group(start, stop))
+        clients = workers[start:stop]
+        plan = local_plan(recipe.local, data, clients, state.round, key)
+        group = Group(data, clients, plan, Coins(key, state.round, clients))
         return work.messages(group, torch.from_numpy(sends[start:stop]))
 
-    for part in in_order(messages, equal_shares(mine.stop - mine.start, engine.group_size)):
+    count = mine.stop - mine.start
+    shares = equal_shares(count, engine.group_size)
+    if recipe.by_record:  # one silo after the other, each on all cores
+        shares = [slice(silo, silo + 1) for silo in range(count)]
+    for part in map(messages, shares) if recipe.by_record else in_order(messages, shares):
         total.add(part)
     if team.size > 1:
         total.add_up(team, sends, mine)
     return total
 
 
+@dataclass(frozen=True, eq=False)
+class _SiloWork:
+    """Local work of silos: rounds of this same loop over a silo's own records."""
+
+    recipe: Recipe
+    state: State
+    data: Federated
+    engine: Engine
+    key: Key
+
+    def update(self, silo: int, start: Tensor) -> Tensor:
+        """y − start after the silo's steps, each by a noisy mean gradient and the pull to x.
+
+        Each silo has a key of its own in each round, so no step repeats another's noise.
+        The pull depends on x and on noisy steps only, so it costs no privacy.
+        """
+        x, local, k = self.state.x, self.recipe.local, self.state.round
+        own, key = self.data.records_of(silo), derived(self.key, f"silo {silo} in round {k}")
+        inside = self.recipe.inside(silo, k)
+        here = begin(inside, start, own, local.inner_steps, key)
+        for _ in range(local.inner_steps):
+            there, _ = run_round(inside, here, own, self.engine, key)
+            pulled = there.x - local.rate(k) * local.pull * (here.x - x) if local.pull else there.x
+            here = replace(there, x=pulled)
+        return here.x - start
+
+
 @dataclass(frozen=True)
 class _Work:
-    """Local work, report, memory, bound, quantization and sending, of any group on its own."""
+    """Local work, report, memory, bound, quantization and sending, for one group at a time."""
 
     recipe: Recipe
     bound: Bound
@@ -330,49 +359,96 @@ class _Work:
     engine: Engine
     key: Key
     wire: Wire | None
-    last: Tensor | None = None  # the direction of the last global update, if angles are asked for
+    last: Tensor | None = None  # the direction of the last global update, for diagnostics
 
     def messages(self, group: Group, sends: Tensor) -> Total:
-        """A group's messages, added up; all of it works, those with `sends` also send."""
-        recipe, state = self.recipe, self.state
-        updates: Updates = self.engine.updates(state.x, group)
-        cosines = self._cosines(updates, len(group.clients))
-        updates = updates.affine(*recipe.report.affine(recipe.local.rate(state.round)), state.x)
-        remembered = state.memory[group.clients] if state.memory is not None else None
-        if remembered is not None:
-            updates = DenseUpdates(updates.rows() - remembered)
-        elif recipe.quantize.rows_needed:
-            updates = DenseUpdates(updates.rows())  # norms of the very rows that are sent
-        norms = updates.norms()
-        scales = scales_of(norms, self.bound)
-        sound = torch.isfinite(norms)
-        if remembered is None and not recipe.quantize.rows_needed:
+        """The sum of a group's messages. All clients work, and those with `sends` also send."""
+        state, clients = self.state, group.clients
+        remembered = state.memory[clients] if state.memory is not None else None
+        moved = self._moved(group, remembered)
+        cosines = self._cosines(moved, len(clients))
+        updates = self._reported(moved)
+        if remembered is None and not self._rows_needed:
+            norms = updates.norms()
+            scales = scales_of(norms, self.bound, len(state.x))
             total = Total(updates.weighted_sum(torch.where(sends, scales, 0.0)))
             total.sent = int(sends.sum()) * 4 * len(state.x)
         else:
-            quantized = self._quantized(bounded_rows(updates, scales), group.clients)
-            total = self._sent(quantized[sends], group.clients[sends.numpy()])
+            own = updates.rows()
+            quantized, scales, norms = self.rows(self.compared(own, remembered), clients)
+            total = self._sent(quantized[sends], clients[sends.numpy()])
             if state.memory is not None and remembered is not None:
-                state.memory[group.clients] = recipe.memory.learn(
-                    remembered, self._as_numbers(quantized)
-                )
-        lengths = torch.where(sound, norms, torch.nan)
-        total.facts.append(torch.stack([lengths, scales, cosines])[:, sends])
+                state.memory[clients] = self.after(remembered, own, quantized)
+        lengths = torch.where(torch.isfinite(norms), norms, torch.nan)
+        total.groups.append(Measured(lengths, scales, cosines).of(sends))
         return total
 
+    def updates(self, group: Group, remembered: Tensor | None = None) -> Updates:
+        """u_i, the reported updates of a group."""
+        return self._reported(self._moved(group, remembered))
+
+    def _moved(self, group: Group, remembered: Tensor | None) -> Updates:
+        """y_i − x of a group, by the engine, or by rounds over the records of each silo."""
+        if not self.recipe.by_record:
+            return self.engine.updates(self.state.x, self._corrected(group, remembered))
+        work = _SiloWork(self.recipe, self.state, group.data, self.engine, self.key)
+        starts = self.state.x.expand(len(group.clients), -1)
+        if remembered is not None and self.recipe.memory.personal:
+            starts = self.recipe.memory.model(remembered, self.state.parts["memory"])
+        each = zip(group.clients, starts, strict=True)
+        return DenseUpdates(torch.stack([work.update(int(silo), y) for silo, y in each]))
+
+    def compared(self, own: Tensor, remembered: Tensor | None) -> DenseUpdates:
+        """w_i, the updates as they are bounded: compared with what clients remember."""
+        memory = self.recipe.memory
+        return DenseUpdates(
+            own if remembered is None else of_each(memory, memory.compare, remembered, own)
+        )
+
+    def rows(self, updates: Updates, clients: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
+        """Quantized messages without noise, their scales, and ‖w_i‖ of exactly these rows."""
+        norms = updates.norms()
+        bounded, scales = bounded_rows(updates, norms, self.bound)
+        return self._quantized(bounded, clients), scales, norms
+
+    def after(self, remembered: Tensor, own: Tensor, quantized: Tensor) -> Tensor:
+        """What clients remember after their messages."""
+        memory, kept = self.recipe.memory, self.state.parts["memory"]
+
+        def after(before: Tensor, update: Tensor, message: Tensor) -> Tensor:
+            return memory.after(before, update, message, kept)
+
+        return of_each(memory, after, remembered, own, self.as_numbers(quantized))
+
+    def _corrected(self, group: Group, remembered: Tensor | None) -> Group:
+        """The group with what its clients' memory adds to their gradients."""
+        memory, kept = self.recipe.memory, self.state.parts["memory"]
+        if remembered is None or not memory.corrects:
+            return group
+        correction = of_each(memory, lambda rows: memory.correction(rows, kept), remembered)
+        return replace(group, plan=replace(group.plan, correction=correction))
+
+    @property
+    def _rows_needed(self) -> bool:
+        return self.recipe.quantize.rows_needed or by_rows(self.bound, len(self.state.x))
+
+    def _reported(self, updates: Updates) -> Updates:
+        rate = self.recipe.local.rate(self.state.round)
+        return updates.affine(*self.recipe.report.affine(rate), self.state.x)
+
     def _cosines(self, updates: Updates, clients: int) -> Tensor:
-        """cos ∠(y_i − x_k, x_k − x_{k−1}), NaN where there is no angle."""
+        """cos ∠(y_i − x_k, x_k − x_{k−1}), NaN if undefined."""
         if self.last is None:
             return torch.full((clients,), torch.nan, dtype=torch.float64)
         return (updates.dots(self.last) / updates.norms()).clamp(-1, 1)
 
     def _quantized(self, rows: Tensor, clients: np.ndarray) -> Tensor:
-        """Each client's message on the grid, if there is one, by a stream of its own."""
+        """Each client's message, quantized with its own random stream."""
         quantize, norms = self.recipe.quantize, self.bound.norms(rows.shape[1])
         if not quantize.rows_needed:
             return quantize(rows, norms, self._stream(f"rounding from {clients[0]}"))
         each = [
-            quantize(row[None], norms, self._stream(f"rounding of {client}"))
+            quantized_row(quantize, row, norms, self._stream(f"rounding of {client}"))
             for row, client in zip(rows, clients, strict=True)
         ]
         return torch.cat(each)
@@ -380,37 +456,25 @@ class _Work:
     def _stream(self, purpose: str) -> np.random.Generator:
         return stream(self.key, self.state.round, purpose)
 
-    def _as_numbers(self, quantized: Tensor) -> Tensor:
-        """Messages as their clients remember them, before noise."""
+    def as_numbers(self, quantized: Tensor) -> Tensor:
+        """Messages as clients remember them, without noise."""
         grid = self.recipe.message(quantized.shape[1], self.bound).grid
         return (quantized if grid is None else quantized.mul(grid)).float()
 
     def _sent(self, quantized: Tensor, clients: np.ndarray) -> Total:
-        """Add messages up, as they are or through the wire."""
+        """Add up messages, directly or through the wire format."""
         if self.wire is None:
             summed = quantized.sum(dim=0, dtype=torch.float64)
             return Total(summed, sent=4 * quantized.numel())
         levels = quantized.numpy()
         if self.recipe.noise.on_messages:
-            levels = levels + self._noise(levels.shape[1], clients)
+            levels = levels + self.noise(levels.shape[1], clients)
         packed = self.wire.send(levels)
         received = self.wire.receive(packed, levels.shape[1]).sum(axis=0)
         return Total(quantized.sum(dim=0), received, sent=packed.nbytes)
 
-    def _noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
-        """Each client's own, from a stream of its own: [clients, dim]."""
+    def noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
+        """The noise of each client, [clients, dim], each from its own random stream."""
         message, each = self.recipe.message(dim, self.bound), self.recipe.noise.each
         rows = [each(message, self._stream(f"noise of {client}")) for client in clients]
         return np.stack(rows) if rows else np.zeros((0, dim), dtype=np.int64)
-
-
-def scales_of(norms: Tensor, bound: Bound) -> Tensor:
-    """s(‖w_i‖), and 0 for a report that is not finite: it is rejected."""
-    sound = torch.isfinite(norms)
-    return torch.where(sound, bound.scale(torch.where(sound, norms, 0.0)), 0.0)
-
-
-def bounded_rows(updates: Updates, scales: Tensor) -> Tensor:
-    """b_i = s_i·w_i; a scale of 0 gives 0 even where w_i is not finite."""
-    rows = updates.rows() * scales.float()[:, None]
-    return torch.where((scales != 0)[:, None], rows, 0.0)

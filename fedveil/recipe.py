@@ -3,38 +3,65 @@
     data:     population → cohort → Updates → bounded sum → noisy mean → next model   (loop.py)
     privacy:  bound.norms → quantize.norms → sensitivity → noise.event → cohort.amplify   (here)
 
-The same objects make both chains, so what is accounted is what runs. A recipe whose parts do not
-fit together is refused when it is built, with the two parts and what would fit.
+The same objects define both chains, so the accounting matches the training. A recipe whose parts do
+not fit together is refused when it is built. The error names both parts and what would fit.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from fedveil.accounting import events
+from fedveil.accounting.norms import Adjacency, Norms
 from fedveil.errors import UserError
-from fedveil.parts.bound import AdaptiveClip, Bound, Unbounded
-from fedveil.parts.cohort import Cohort, Everyone, Poisson
+from fedveil.parts.bound import Bound, Unbounded
+from fedveil.parts.checks import check, one_of
+from fedveil.parts.cohort import Cohort, Everyone
 from fedveil.parts.local import Local
-from fedveil.parts.memory import ErrorCompensation, Memory, NoMemory
-from fedveil.parts.noise import Noise, Share, Silent
-from fedveil.parts.quantize import Exact, Quantize
-from fedveil.parts.report import Difference, Model, Report
+from fedveil.parts.memory import Memory, NoMemory
+from fedveil.parts.noise import Noise, NoNoise, Share
+from fedveil.parts.part import Part, foreign
+from fedveil.parts.quantize import NoQuantization, Quantize
+from fedveil.parts.report import Difference, Report
 from fedveil.parts.server import LastIterate, Output, Server, Step
-from fedveil.privacy import events
-from fedveil.privacy.norms import Adjacency, Norms
+from fedveil.parts.statistics import Statistics
 from fedveil.wire import Wire, bits_for
 
+if TYPE_CHECKING:
+    from polars import DataFrame
+
+LONG = 48  # letters of a part in a short text
+UNKNOWN = 1  # clients, where their number does not matter
 View = Literal["models", "sum", "messages"]
-Unit = Literal["client", "example"]
-NOT_YET = (3e-7, 1e-8, 1e-10, 1e-13)  # chances that a cap is not reached, which are set aside
+Unit = Literal["client", "example", "record"]  # record: an example inside a silo
+SLOTS: dict[str, type[Part]] = {
+    "cohort": Cohort,
+    "local": Local,
+    "report": Report,
+    "memory": Memory,
+    "bound": Bound,
+    "quantize": Quantize,
+    "noise": Noise,
+    "server": Server,
+    "output": Output,
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
-    """One algorithm: cohort → local → report → memory → bound → quantize → noise → server."""
+    """One algorithm: cohort → local → report → memory → bound → quantize → noise → server.
+
+    `name` is its name, and `output` the released model. `unit` is what is protected (client,
+    example or record), and `view` the adversary that a budget is calibrated against. `statistics`
+    were released before the first round, and `evaluation` is the release of all noisy evaluations.
+
+    >>> from fedveil.algorithms import dp_fedavg
+    >>> dp_fedavg(clip=2.0).bound
+    Clip(norm=2.0)
+    """
 
     name: str
     local: Local
@@ -42,43 +69,117 @@ class Recipe:
     report: Report = Difference()
     memory: Memory = NoMemory()
     bound: Bound = Unbounded()
-    quantize: Quantize = Exact()
-    noise: Noise = Silent()
+    quantize: Quantize = NoQuantization()
+    noise: Noise = NoNoise()
     server: Server = Step()
     output: Output = LastIterate()
     unit: Unit = "client"
-    view: View = "models"  # against whom a budget is kept, and for whom messages are made
+    view: View = "models"  # of the budget; it also decides how messages travel
+    statistics: Statistics | None = field(default=None, repr=False)  # released before round 1
+    evaluation: Statistics | None = field(default=None, repr=False)  # all planned ones together
 
     def __post_init__(self) -> None:
         _refuse_misfits(self)
 
+    def __repr__(self) -> str:
+        told = (_brief(part) for part in (self.cohort, self.bound, self.noise))
+        return f"<Recipe {self.name}: {', '.join(told)}, view {self.view}>"
+
+    def _repr_html_(self) -> str:
+        """The parts as a table, for notebooks."""
+        rows = "".join(f"<tr><th>{s}</th><td>{escape(str(p))}</td></tr>" for s, p in self._told())
+        return f"<table><caption>{escape(self.name)}</caption><tbody>{rows}</tbody></table>"
+
+    def to_frame(self) -> DataFrame:
+        """One row per part, as a polars DataFrame."""
+        from polars import DataFrame
+
+        rows = [{"slot": slot, "part": str(part)} for slot, part in self._told()]
+        return DataFrame(rows)
+
+    def plot(self, clients: int, dim: int, **run: Any) -> Any:
+        """ε over the rounds as a Plotly figure, for a model of `dim` parameters.
+
+        `run` has rounds [default: 100], and epsilon and delta to calibrate the noise to.
+
+        >>> from fedveil.algorithms import dp_fedavg
+        >>> dp_fedavg().plot(clients=1000, dim=7850, rounds=10, epsilon=4.0).layout.title.text
+        'ε over the rounds'
+        """
+        import fedveil
+
+        return fedveil.plot(self, clients=clients, dim=dim, **run)
+
+    def _told(self) -> list[tuple[str, object]]:
+        return [*self.parts.items(), ("view", self.view)]
+
     @property
     def private(self) -> bool:
-        """Whether it sets out to be private at all."""
-        return not isinstance(self.noise, Silent)
+        """Whether it adds noise for privacy."""
+        return self.noise.private
+
+    @property
+    def in_silos(self) -> bool:
+        """Whether records are protected inside silos, each of which samples, bounds and adds noise.
+
+        The noise is then that of one silo's sum, and `cohort.honest` counts silos. If silos work
+        for several steps by themselves (`by_record`), the cohort is of silos instead.
+        """
+        return self.unit == "record" and not self.by_record
+
+    @property
+    def by_record(self) -> bool:
+        """Whether clients are silos whose local work is rounds over their own records."""
+        return self.local.by_record
+
+    def inside(self, silo: int, round: int = 0) -> Recipe:
+        """One step of a silo's local work, as a recipe over its records (`by_record`)."""
+        parts = self.local.inside(silo, round, self.noise)._asdict()
+        found = Recipe(self.name, **parts, unit="example")
+        if found.noise.correlated or found.bound.adapts or not found.private:
+            raise UserError(
+                f"{self.name}: every step inside a silo needs noise of its own and a fixed bound. "
+                "Use Gaussian noise and Clip."
+            )
+        return found
+
+    def insides(self, silos: int) -> tuple[Recipe, ...]:
+        """One step of each silo, or of one of them if all silos work alike."""
+        listed = self.local.listed or self.noise.listed
+        if listed is not None and silos not in (listed, UNKNOWN):
+            raise UserError(
+                f"{self.name}: rates, multipliers or budgets are for {listed} silos, but there are "
+                f"{silos}. Give one number for each silo, or one for all of them."
+            )
+        return tuple(self.inside(silo) for silo in range(listed or 1))
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The parts by slot, in the order of the loop."""
+        return {slot: getattr(self, slot) for slot in SLOTS}
 
     @property
     def foreign(self) -> tuple[str, ...]:
-        """The classes of its parts that are not fedveil's: what these promise is not proved."""
-        parts = (getattr(self, field.name) for field in fields(self))
-        strangers = (part for part in parts if not isinstance(part, str) and foreign(part))
+        """The classes of its user-defined parts, whose claims are not proved."""
+        strangers = (part for part in self.parts.values() if foreign(part))
         kinds = (type(getattr(part, "stranger", part)) for part in strangers)
         return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in kinds)
 
     def message(self, dim: int, bound: Bound | None = None) -> Norms:
-        """What one message can be at most, after bound and quantization."""
+        """The maximum norms of one message, after bound and quantization."""
         return self.quantize.norms((bound or self.bound).norms(dim))
 
     def wire(self, dim: int, population: int) -> Wire | None:
-        """How many bits a coordinate takes on its way, where messages are on a grid.
+        """The bits per coordinate of a message, if messages are on a grid.
 
-        For secure aggregation they are residues, wide enough for the sum of a whole cohort; of a
-        random one, up to ten deviations above its mean (a sum that wrapped would cost accuracy).
+        For secure aggregation, coordinates are residues, wide enough for the sum of a whole cohort.
+        A cohort of random size is counted up to ten standard deviations above its mean. A sum that
+        wraps around would cost accuracy.
         """
         message = self.message(dim)
         if message.grid is None:
             return None
-        reach = int(message.steps.linf) + self.noise.reach(message)
+        reach = int(message.steps.linf) + self.noise.max_magnitude(message)
         bits = bits_for(-reach, reach)
         if self.view == "sum":
             largest = self._largest_cohort(population)
@@ -91,219 +192,256 @@ class Recipe:
         return max(min(expected + spread, population), 1.0)
 
     def adjacency(self, view: View | None = None) -> Adjacency:
-        """The neighbours under which a view is accounted.
+        """The adjacency for which a view is accounted.
 
-        One who sees who takes part sees a unit leave, so there it is blanked out, not removed.
+        In a view that shows who takes part, the removal of a unit is visible, so the unit is zeroed
+        out instead of removed.
         """
+        if self.by_record:  # a record is sampled inside its silo, in every view
+            return self.inside(0).cohort.adjacency
         if self.hidden(view or self.view) or self.cohort.adjacency == "replace-one":
             return self.cohort.adjacency
         return "zero-out"
 
     def release(self, dim: int, population: int, view: View | None = None) -> events.Release:
-        """What a round that the unit takes part in releases, to one who knows that it does."""
+        """The release of a round that the unit takes part in, to an adversary who knows that."""
         view = view or self.view
         message = self.message(dim)
+        if self.statistics is not None and view != "models":
+            return events.NonPrivate(
+                "the server sees what each unit contributes to the statistics of the data"
+            )
+        if self.evaluation is not None and view != "models":
+            return events.NonPrivate("the server sees what each unit contributes to an evaluation")
+        if self.by_record:
+            steps = tuple(step.event(dim, UNKNOWN, "models") for step in self.insides(population))
+            return events.InSilos(steps, self.local.inner_steps)
         if not message.bounded:
             return events.NonPrivate("a message is not bounded")
-        if self.noise.at == "server" and view != "models":
-            return events.NonPrivate("the server sees what it gets before it adds noise")
+        if self.noise.at == "server" and view != "models" and not self.in_silos:
+            return events.NonPrivate("the server sees every message before noise is added")
         sensitivity = message.sensitivity(self.adjacency(view))
         expected = self.cohort.expected(population)
-        summands = self.summands(population, view)
-        release = self.noise.event(message, sensitivity, summands, expected)
-        if isinstance(self.bound, AdaptiveClip):
-            return self.bound.joined(release, self.adjacency(view), expected)
-        return release
+        noise_shares = self.noise_shares(population, view)
+        release = self.noise.event(message, sensitivity, noise_shares, expected)
+        if isinstance(release, events.Correlated):
+            apart = self.cohort.separation or 1
+            release = replace(release, separation=apart, most=self.cohort.cap)
+        return self.bound.joined(release, self.adjacency(view), expected)
 
-    def summands(self, population: int, view: View) -> float:
-        """How many clients' noise the accounting counts on in what this view shows."""
+    def noise_shares(self, population: int, view: View) -> float:
+        """The number of clients whose noise the accounting relies on in this view."""
         if view == "messages" or not self.noise.adds_up:
             return 1.0
-        strange = self.noise.at == "client" and foreign(self.noise)
-        topped_up = not (self.noise.needs_grid or strange)
-        if view == "models" and topped_up and self.cohort.honest is None:
+        whole = (self.noise.at == "server" or self.noise.topped_up) and not self.in_silos
+        if view == "models" and whole and self.cohort.honest is None:
             return self.cohort.expected(population)  # the server adds what is missing
-        return float(self.cohort.sure(population))
+        return float(self.cohort.min_honest(population))
 
     def event(self, dim: int, population: int, view: View | None = None) -> events.Round:
-        """What any one round releases: amplified where this view does not show who took part."""
+        """The release of any one round, amplified if this view hides who takes part."""
         release = self.release(dim, population, view)
         if self.hidden(view or self.view):
             return self._amplified(release, population)
         return release
 
     def hidden(self, view: View) -> bool:
-        """Whether one with this view cannot tell who took part, so that sampling amplifies.
+        """Whether this view hides who takes part, so that sampling amplifies.
 
-        Clients that bring their own noise to a cohort of random size make the amount of noise
-        tell how many came, and so does a cohort in which some may bring none (`honest`); then who
-        took part counts as known.
+        If clients add their own noise in a cohort of random size, the amount of noise shows how
+        many took part. The same holds for a cohort in which some may add none (`honest`). In both
+        cases, who took part counts as known. Noise that is correlated over the rounds is amplified
+        only if clients take turns.
         """
+        if self.in_silos or self.by_record:
+            return True  # records are sampled inside their silo, which alone knows the sample
+        if self.noise.correlated and not self.cohort.cyclic:
+            return False
         alike = self.cohort.fixed and self.cohort.honest is None
         return view == "models" and (self.noise.at == "server" or alike)
 
     def least_arrivals(self, population: int) -> int:
-        """How many must come for a round to count: the noise that clients bring was promised."""
+        """The least number of messages for a round not to be aborted: the noise relies on them."""
         promised = self.cohort.fixed or self.cohort.honest is not None
-        return self.cohort.sure(population) if self.noise.at == "client" and promised else 0
+        return self.cohort.min_honest(population) if self.noise.at == "client" and promised else 0
 
-    def most(self, rounds: int, view: View | None = None) -> int:
-        """How many of the rounds one unit can take part in, as far as a view may rely on it.
+    def max_participations(self, rounds: int, view: View | None = None) -> int:
+        """The maximum participations of one unit that a view may rely on.
 
-        The server keeps the cap. In views `sum` and `messages` it is the adversary, so there a
-        cap counts for nothing.
+        The server enforces the cap. In views `sum` and `messages` the server is the adversary, so
+        these views do not rely on a cap.
         """
-        cap = self.cohort.cap
-        if cap is None or (view or self.view) != "models":
+        if (view or self.view) != "models" or self.by_record:
             return rounds
-        return min(rounds, cap)
+        turns = -(-rounds // (self.cohort.separation or 1))
+        return turns if self.cohort.cap is None else min(turns, self.cohort.cap)
 
     def spent(
         self, dim: int, population: int, rounds: int, view: View | None = None
     ) -> events.Spent:
-        """What a whole run releases, however often the unit was drawn.
+        """The release of a whole run, however often the unit was drawn.
 
         A view that shows who took part is accounted for a unit that took part in every round, or,
-        where the server is trusted, in as many as its cap allows. One that hides it may be
+        if the server is trusted, in as many as its cap allows. A view that hides it may be
         accounted either way.
         """
-        release = self.release(dim, population, view)
-        known = events.Composed(release, self.most(rounds, view))
+        release, first = self.release(dim, population, view), self._first(view)
+        if isinstance(release, events.Correlated):  # it has the participations in it
+            hidden = self.hidden(view or self.view)
+            event = self._amplified(release, population) if hidden else release
+            return events.Composed(event, rounds, first)
+        known = events.Composed(release, self.max_participations(rounds, view), first)
         if not self.hidden(view or self.view):
             return known
-        hidden = events.Composed(self._amplified(release, population), rounds)
+        sampled = events.Composed(self._amplified(release, population), rounds, first)
         if self.cohort.cap is None:
-            return hidden
-        return events.Either((hidden, known, *_until_the_cap(self.cohort, hidden)))
+            return sampled
+        return events.Either((sampled, known, *self.cohort.until_cap(sampled)))
 
-    def attended(
+    def participation_mixture(
         self, dim: int, population: int, rounds: int, view: View | None = None
-    ) -> events.Attended | None:
-        """The same over the coins that decide who takes part: they are seen, but were fair.
+    ) -> events.ParticipationMixture | None:
+        """The release of a run over the random choice of participants, which is seen but was fair.
 
-        None where there are no such coins, or a cap makes them depend on other units' coins.
+        None if the choice is not random, or if the cohort does not know it to be fair, or with
+        statistics or private evaluations.
         """
-        rate = self.cohort.expected(population) / population
-        if rate >= 1 or (self.cohort.fixed and self.cohort.cap is not None):
+        rate = self.cohort.coin(population)
+        if rate is None or rate >= 1 or self._besides is not None or self.by_record:
             return None
         release = self.release(dim, population, view)
-        return events.Attended(release, rate, rounds, self.most(rounds, view))
+        return events.ParticipationMixture(
+            release, rate, rounds, self.max_participations(rounds, view)
+        )
 
     def kept_by_clients(
         self, dim: int, population: int, rounds: int, view: View | None = None
     ) -> events.Composed | None:
-        """The same if clients themselves refuse to take part beyond the cap.
+        """The release of a run if clients themselves refuse to take part beyond the cap.
 
-        None where there is no cap that a view does not rely on anyway.
+        None if there is no cap, or if the view relies on it already.
         """
         cap = self.cohort.cap
-        if cap is None or cap >= self.most(rounds, view):
+        if cap is None or cap >= self.max_participations(rounds, view):
             return None
         return events.Composed(self.release(dim, population, view), cap)
 
+    @property
+    def _besides(self) -> Statistics | None:
+        """What is released besides the models: statistics of the data and evaluations."""
+        if self.statistics is None:
+            return self.evaluation
+        return self.statistics.and_(self.evaluation)
+
+    def _first(self, view: View | None) -> events.Dominated | None:
+        """What is released besides the rounds, counted with the first one."""
+        besides = self._besides
+        return None if besides is None else besides.event(self.adjacency(view))
+
     def _amplified(self, release: events.Release, population: int) -> events.Round:
-        """Sampling, where it is proved: what clients remember by a part of one's own is not."""
-        if self.memory.kept and foreign(self.memory):
+        """Amplification by sampling, if it is proved. With a user-defined memory it is not.
+
+        In silos it is in the release already, and sampling the silos is not counted.
+        """
+        if self.by_record:
             return release
-        return self.cohort.amplify(release, population)
+        return self.cohort.amplify(release, population) if self.memory.amplified else release
+
+    def planned(self, rounds: int, population: int) -> Recipe:
+        """The recipe with everything fixed that follows from rounds and population."""
+        cohort = self.cohort.planned(population)
+        noise = self.noise.planned(rounds, cohort.separation or 1, cohort.cap)
+        same = cohort == self.cohort and noise == self.noise
+        return self if same else replace(self, cohort=cohort, noise=noise)
+
+    def noise_of_mean(self, dim: int, population: int) -> float:
+        """Standard deviation of a coordinate of the noise on a round's mean; 0 if unknown."""
+        expected = self.cohort.expected(population)
+        if not (self.noise.calibrated and self.message(dim).bounded):
+            return 0.0
+        return (self.noise.deviation_of_sum(self.message(dim), expected, 1.0) or 0.0) / expected
 
     def with_noise(
         self, level: float, dim: int, population: int, epsilon: float, delta: float
     ) -> Recipe:
-        """The same recipe with its noise settled at a level; delta is a round's share."""
+        """The same recipe with noise calibrated to a level; `delta` is the share of a round."""
         message = self.message(dim)
         sensitivity = message.sensitivity(self.adjacency())
         share = Share(self.cohort.expected(population), epsilon, delta)
         return replace(self, noise=self.noise.scaled(level, message, sensitivity, share))
 
 
-def foreign(part: object) -> bool:
-    """Whether a part's class is not fedveil's own; a subclass of one is not either."""
-    if type(part).__module__.partition(".")[0] != "fedveil":
-        return True
-    inside = getattr(part, "stranger", None)  # what stands in for one after a crash
-    return inside is not None and foreign(inside)
+def _brief(part: Part) -> str:
+    """A part with the fields that differ from their defaults, or only its class if that is long."""
+    kind = type(part).__name__
+    own: tuple[Field[Any], ...] = fields(part) if is_dataclass(part) else ()
+    given = [
+        f"{f.name}={value!r}"
+        for f in own
+        if f.repr and not _same(value := getattr(part, f.name), f.default)
+    ]
+    text = f"{kind}({', '.join(given)})"
+    return text if len(text) <= LONG else f"{kind}(…)"
 
 
-def _until_the_cap(cohort: Cohort, hidden: events.Composed) -> tuple[events.Composed, ...]:
-    """The sampled rounds by which a unit has almost surely taken part as often as its cap allows.
-
-    It takes part in no later one, but for the chance that is set aside. Only of fedveil's own
-    cohort is it known that its coins come up as often as their rate says.
-    """
-    event, cap = hidden.event, cohort.cap
-    if type(cohort) is not Poisson or cap is None or not isinstance(event, events.PoissonSampled):
-        return ()
-    found = ((chance, rounds_until(event.rate, cap, chance)) for chance in NOT_YET)
-    return tuple(
-        events.Composed(events.Dominated(event, distance=chance / rounds), rounds)
-        for chance, rounds in found
-        if rounds < hidden.count
-    )
-
-
-@functools.lru_cache(maxsize=256)
-def rounds_until(rate: float, cap: int, chance: float) -> int:
-    """The least number of rounds with P(Bin(rounds, rate) < cap) ≤ chance.
-
-    >>> rounds_until(0.5, 1, 0.001), rounds_until(0.1, 5, 1e-9)
-    (10, 301)
-    """
-    from scipy.special import bdtr
-
-    low, high = 0, cap
-    while bdtr(cap - 1, high, rate) * (1 + 1e-6) > chance:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = bdtr(cap - 1, middle, rate) * (1 + 1e-6) <= chance
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+def _same(value: object, default: object) -> bool:
+    """Whether a field has its default; fields of users' parts, such as tensors, may have no ==."""
+    return repr(value) == repr(default)
 
 
 def _refuse_misfits(recipe: Recipe) -> None:
-    bounded = recipe.bound.norms(1).bounded
-    grid = recipe.message(1).grid is not None if bounded else False
-    bound, noise, quantize = (type(part).__name__ for part in _middle(recipe))
+    for slot, part in recipe.parts.items():
+        _refuse_unanswering(recipe, slot, part)
     _refuse_unknown_words(recipe)
-    if recipe.private and not bounded:
+    _refuse_unfit_for_silos(recipe)
+    if recipe.private and not recipe.by_record and not recipe.bound.norms(1).bounded:
         raise UserError(
-            f"{recipe.name}: bound {bound} and noise {noise} do not fit: no noise hides an "
-            "unbounded message; use Clip, Normalize or SmoothNormalize."
+            f"{recipe.name}: bound {type(recipe.bound).__name__} and noise "
+            f"{type(recipe.noise).__name__} do not fit: no noise hides an unbounded message. Use "
+            "Clip, Normalize or SmoothNormalize."
         )
-    if not recipe.quantize.rows_needed and recipe.message(2) != recipe.bound.norms(2):
+    for part in recipe.parts.values():
+        if (problem := part.misfit(recipe)) is not None:
+            raise UserError(f"{recipe.name}: {problem}")
+
+
+def _refuse_unfit_for_silos(recipe: Recipe) -> None:
+    """Refuse what silos would have to keep between rounds: each round is drawn afresh inside."""
+    if not recipe.in_silos:
+        return
+    cohort, keeps = recipe.cohort, recipe.memory.kept or recipe.bound.adapts
+    spaced = cohort.cap is not None or cohort.separation is not None
+    if keeps or spaced or cohort.fixed or not cohort.independent:
         raise UserError(
-            f"{recipe.name}: quantize {quantize} changes what a message can be, but says that it "
-            "does not need each message (rows_needed), so it would never be applied; set "
-            "rows_needed = True."
+            f"{recipe.name}: silos sample their records independently in each round, with no cap, "
+            "and keep no memory and no adaptive bound. Use dp_sgd or dp_lsgd with Poisson sampling."
         )
-    if recipe.quantize.rows_needed and not bounded:
+
+
+def _refuse_unanswering(recipe: Recipe, slot: str, part: object) -> None:
+    """Refuse a user-defined part that lacks an answer and does not inherit its safe default."""
+    base = SLOTS[slot]
+    if isinstance(part, type):
         raise UserError(
-            f"{recipe.name}: bound {bound} and quantize {quantize} do not fit: a grid needs a "
-            "largest value; use Clip, Normalize or SmoothNormalize."
+            f"{recipe.name}: {slot} is the class {part.__name__}. Give an instance: "
+            f"{part.__name__}(…)."
         )
-    if recipe.noise.needs_grid and not grid:
+    if isinstance(part, base):
+        return
+    questions = (name for name in dir(base) if not name.startswith("_") and name != "claims")
+    if missing := [name for name in questions if not hasattr(part, name)]:
         raise UserError(
-            f"{recipe.name}: quantize {quantize} and noise {noise} do not fit: discrete noise "
-            "needs messages on a grid; use StochasticRound(levels), or Gaussian noise."
+            f"{recipe.name}: {slot} {type(part).__name__} does not define `{missing[0]}`. Inherit "
+            f"from fedveil.parts.{base.__name__}, which has a safe default for everything but the "
+            "formula."
         )
-    if isinstance(recipe.bound, AdaptiveClip) and recipe.noise.at == "client":
-        raise UserError(
-            f"{recipe.name}: bound AdaptiveClip and noise {noise} at the clients do not fit: the "
-            "count of short updates is noised by the server; use noise at the server."
-        )
-    if recipe.cohort.honest is not None and recipe.noise.at == "server":
-        raise UserError(
-            f"{recipe.name}: cohort {type(recipe.cohort).__name__} with honest and noise {noise} "
-            "at the server do not fit: a rejected round would tell how many came; use noise at "
-            "the clients, or leave honest out."
-        )
-    if isinstance(recipe.memory, ErrorCompensation):
-        _refuse_memory_misfits(recipe, recipe.memory)
 
 
 def _refuse_unknown_words(recipe: Recipe) -> None:
-    """Of parts of one's own: what they call by another name would be accounted for as something."""
+    """Refuse user-defined parts with unknown values, which would be accounted for wrongly."""
+    check(recipe, "name", recipe.name, isinstance(recipe.name, str), "a text")
+    one_of(recipe, "unit", recipe.unit, *get_args(Unit))
+    one_of(recipe, "view", recipe.view, *get_args(View))
     if (found := recipe.noise.at) not in ("server", "client"):
         raise UserError(
             f"{recipe.name}: noise {type(recipe.noise).__name__} is added at '{found}'; it must be "
@@ -311,25 +449,6 @@ def _refuse_unknown_words(recipe: Recipe) -> None:
         )
     if (kind := recipe.cohort.adjacency) not in get_args(Adjacency):
         raise UserError(
-            f"{recipe.name}: cohort {type(recipe.cohort).__name__} is for '{kind}' neighbours; it "
-            f"must be {', '.join(get_args(Adjacency))}."
+            f"{recipe.name}: cohort {type(recipe.cohort).__name__} has adjacency '{kind}'; it must "
+            f"be {', '.join(get_args(Adjacency))}."
         )
-
-
-def _refuse_memory_misfits(recipe: Recipe, memory: ErrorCompensation) -> None:
-    if isinstance(recipe.report, Model):
-        raise UserError(
-            f"{recipe.name}: memory ErrorCompensation and report Model do not fit: the memory "
-            "accumulates differences; use GradientScale or Difference."
-        )
-    proved = type(recipe.cohort) in (Poisson, Everyone)
-    if recipe.private and memory.update == "participants" and not proved:
-        raise UserError(
-            f"{recipe.name}: memory of participants and cohort {type(recipe.cohort).__name__} do "
-            "not fit: what absent clients remember depends on who was drawn, which is covered for "
-            "independent draws only; use Poisson, Everyone, or update='everyone'."
-        )
-
-
-def _middle(recipe: Recipe) -> tuple[Bound, Noise, Quantize]:
-    return recipe.bound, recipe.noise, recipe.quantize

@@ -1,4 +1,4 @@
-"""Groups on threads: each core works on a group of its own, and results come in order."""
+"""Runs groups on threads: each core works on its own group, and results keep their order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import torch
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
-AHEAD = 2  # groups for each thread that may wait for an earlier one, so that memory is bounded
+AHEAD = 2  # finished groups per thread that may wait for an earlier one, which bounds memory
 
 
 def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[Answer]:
-    """work(item) of one item after the other, computed on as many threads as torch may use.
+    """work(item) for each item in order, computed on as many threads as torch may use.
 
-    Small kernels gain little from two cores, and lose much by waiting for each other; here every
-    core has its own. The answers do not depend on the number of threads, to the last bit.
+    Small kernels gain little from two cores and lose time waiting for each other, so each core runs
+    its own. The results do not depend on the number of threads, to the last bit.
     """
     threads = min(torch.get_num_threads(), len(items))
     with one_thread_each():
@@ -43,11 +43,11 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
 
 
 def equal_shares(count: int, most: int) -> list[slice]:
-    """0 … count − 1 in shares of at most so many, as many for each core as for the others.
+    """0 … count − 1 in shares of at most `most`, the same number for each core.
 
-    By the cores there are and not by the threads in use: a run alone and the same run beside
-    others, on one thread, have the same sums to the last bit. Their noise is the same, so a
-    difference would be one that no noise covers.
+    Uses the number of cores, not of active threads: a run alone and the same run on one thread
+    beside others have the same sums to the last bit. They also have the same noise, so a difference
+    would be one that no noise covers.
     """
     shares = min(count, cores() * -(-count // (cores() * most)))
     ends = [count * share // shares for share in range(shares + 1)] if shares else []
@@ -55,13 +55,13 @@ def equal_shares(count: int, most: int) -> list[slice]:
 
 
 def cores() -> int:
-    """How many this process may use."""
+    """Number of cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """Kernels of this thread run on one core."""
+    """A context in which this thread's kernels run on one core."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -72,5 +72,5 @@ def one_thread_each() -> Iterator[None]:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Kept, since every thread has a copy of the module (`Task.here`)."""
+    """Cached, since every thread has its own copy of the module (`Task.here`)."""
     return ThreadPoolExecutor(threads, "fedveil", torch.set_num_threads, (1,))

@@ -1,7 +1,7 @@
-"""wire: whole numbers as bytes, t bits per coordinate, and sums modulo 2^t.
+"""Packs whole numbers into bytes, t bits per coordinate, and adds modulo 2^t.
 
 Coordinate j of a message takes the bits t·j to t·j + t − 1, counted from the lowest bit of its
-first byte; the bits left over in its last byte are zero.
+first byte; the remaining bits of its last byte are zero.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from fedveil.errors import UserError
 
 WORD = 64
-MOST = 62  # bits per coordinate; two such numbers still add up within an int64
-CHUNK = 2**17  # coordinates worked on at a time, so that they stay in the cache
+MOST = 62  # bits per coordinate; the sum of two such numbers fits in an int64
+CHUNK = 2**17  # coordinates processed at a time, so that they fit in the cache
 
 
 def bits_for(low: int, high: int) -> int:
@@ -26,12 +26,12 @@ def bits_for(low: int, high: int) -> int:
     (8, 1, 9)
     """
     if high < low:
-        raise UserError(f"bits_for: high is {high}, below low = {low}; give the lower one first.")
+        raise UserError(f"bits_for: high = {high} is below low = {low}. Give the lower one first.")
     return max((high - low).bit_length(), 1)
 
 
 def length(bits: int, dim: int) -> int:
-    """⌈bits·dim/8⌉: the bytes of one message.
+    """⌈bits·dim/8⌉: the number of bytes of one message.
 
     >>> length(9, 7850)
     8832
@@ -42,7 +42,7 @@ def length(bits: int, dim: int) -> int:
 def pack(levels: np.ndarray, bits: int, low: int) -> np.ndarray:
     """Whole numbers low..low + 2^bits − 1, [messages, dim], as uint8 [messages, ⌈bits·dim/8⌉].
 
-    Each message has bytes of its own, and `unpack` gives back the same numbers.
+    Each message has its own bytes, and `unpack` restores the same numbers.
 
     >>> pack(np.array([[-1, 0, 2]]), bits=2, low=-1)
     array([[52]], dtype=uint8)
@@ -53,16 +53,16 @@ def pack(levels: np.ndarray, bits: int, low: int) -> np.ndarray:
     for rows in _slices(messages, dim):
         lanes = _padded(levels[rows], bits, low)
         *narrow, lane = _widths(bits)
-        for width in narrow:  # two neighbours become one lane of twice the width
+        for width in narrow:  # two neighbouring lanes become one of twice the width
             lanes = lanes[:, ::2] | lanes[:, 1::2] << np.uint64(width)
         packed[rows] = _joined(lanes, lane).view(np.uint8)[:, : packed.shape[1]]
     return packed
 
 
 def unpack(packed: np.ndarray, bits: int, low: int, dim: int) -> np.ndarray:
-    """The whole numbers that were packed, int64 [messages, dim].
+    """The packed whole numbers, int64 [messages, dim].
 
-    Bytes that `pack` cannot have made are refused: a wrong number of them, or padding not zero.
+    Refuses bytes that `pack` cannot produce: a wrong number of them, or nonzero padding.
 
     >>> unpack(np.array([[52]], dtype=np.uint8), bits=2, low=-1, dim=3)
     array([[-1,  0,  2]])
@@ -79,7 +79,7 @@ def unpack(packed: np.ndarray, bits: int, low: int, dim: int) -> np.ndarray:
 
 
 def wrap(levels: np.ndarray, bits: int) -> np.ndarray:
-    """levels mod 2^bits, in 0..2^bits − 1.  Sums of wrapped numbers, wrapped, lose nothing else.
+    """levels mod 2^bits, in 0..2^bits − 1.  Wrapping numbers does not change their sum mod 2^bits.
 
     >>> wrap(np.array([-3, 5, 8]), bits=3)
     array([5, 5, 0])
@@ -92,7 +92,7 @@ def wrap(levels: np.ndarray, bits: int) -> np.ndarray:
 def unwrap(total: np.ndarray, bits: int) -> np.ndarray:
     """The number congruent to total mod 2^bits that lies in [−2^(bits−1), 2^(bits−1)).
 
-    A sum of wrapped numbers, modulo 2^bits or not, unwraps to the true sum whenever that fits.
+    A sum of wrapped numbers, modulo 2^bits or not, unwraps to the true sum if that fits.
 
     >>> unwrap(wrap(np.array([-3, 1]), bits=3).sum(keepdims=True), bits=3)
     array([-2])
@@ -104,10 +104,10 @@ def unwrap(total: np.ndarray, bits: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Wire:
-    """The format of messages of whole numbers: `bits` a coordinate, from `low` on, or residues.
+    """The format of integer messages: `bits` per coordinate, starting at `low`, or residues.
 
-    `modular` is what secure aggregation adds up: each message alone is a residue, and the sum of
-    all of them is found again as long as it fits.
+    `modular` is for secure aggregation: each message is a residue, and the sum of all messages is
+    recovered if it fits.
 
     >>> wire = Wire(4, modular=True)
     >>> parts = [wire.receive(wire.send(np.array([[x]])), 1) for x in (-3, 5, -4)]
@@ -128,7 +128,7 @@ class Wire:
         return unpack(packed, self.bits, self.low, dim)
 
     def settle(self, total: np.ndarray) -> np.ndarray:
-        """The sum of all messages from the sum of what was received."""
+        """The sum of all messages, from the sum of what was received."""
         return unwrap(total, self.bits) if self.modular else total
 
 
@@ -143,7 +143,7 @@ def _slices(messages: int, dim: int) -> Iterator[slice]:
 
 
 def _blocks(bits: int, dim: int) -> tuple[int, int]:
-    """How many coordinates fill a whole number of words, and how many such blocks hold dim."""
+    """Coordinates that fill a whole number of words, and the number of such blocks for dim."""
     block = WORD // math.gcd(WORD, bits)
     return block, -(-dim // block)
 
@@ -167,13 +167,13 @@ def _words(packed: np.ndarray, bits: int, dim: int) -> np.ndarray:
 
 
 def _places(width: int) -> Iterator[tuple[int, int, int]]:
-    """For each lane of a block: its number, the word it begins in, and at which bit."""
+    """For each lane of a block: its index, the word it starts in, and the bit."""
     lanes = WORD // math.gcd(WORD, width)
     return ((lane, *divmod(lane * width, WORD)) for lane in range(lanes))
 
 
 def _joined(lanes: np.ndarray, width: int) -> np.ndarray:
-    """Lanes of `width` bits one after the other, without gaps, as little-endian words."""
+    """Lanes of `width` bits, concatenated without gaps, as little-endian words."""
     common = math.gcd(WORD, width)
     blocks = lanes.reshape(-1, WORD // common)
     words = np.zeros((len(blocks), width // common), dtype="<u8")
@@ -185,7 +185,7 @@ def _joined(lanes: np.ndarray, width: int) -> np.ndarray:
 
 
 def _split(words: np.ndarray, width: int) -> np.ndarray:
-    """The lanes that were joined."""
+    """The inverse of `_joined`."""
     common = math.gcd(WORD, width)
     blocks = words.reshape(-1, width // common)
     lanes = np.empty((len(blocks), WORD // common), dtype=np.uint64)
@@ -207,29 +207,27 @@ def _halved(lanes: np.ndarray, width: int) -> np.ndarray:
 
 def _check_bits(bits: int) -> None:
     if not 1 <= bits <= MOST:
-        raise UserError(f"wire: {bits} bits per coordinate; it must be 1 to {MOST}.")
+        raise UserError(f"wire: {bits} bits per coordinate. Give a number from 1 to {MOST}.")
 
 
 def _check_range(bits: int, low: int) -> None:
-    """low..low + 2^bits − 1 are numbers of 64 bits."""
+    """Check that low..low + 2^bits − 1 fit in 64 bits."""
     _check_bits(bits)
     if not -(2**63) <= low <= 2**63 - 2**bits:
         raise UserError(
-            f"wire: low = {low} with {bits} bits passes the limits of 64-bit numbers; "
-            "give a low nearer to 0."
+            f"wire: low = {low} with {bits} bits exceeds the range of 64-bit numbers. "
+            "Give a low nearer to 0."
         )
 
 
 def _check_whole(levels: np.ndarray, what: str) -> None:
     if not np.issubdtype(levels.dtype, np.integer):
-        raise UserError(f"wire: {what} are of type {levels.dtype}; they must be whole numbers.")
+        raise UserError(f"wire: {what} have type {levels.dtype}. Give whole numbers.")
 
 
 def _check_table(array: np.ndarray, what: str) -> None:
     if array.ndim != 2:
-        raise UserError(
-            f"wire: {what} come as an array of {array.ndim} dimensions; give one row per message."
-        )
+        raise UserError(f"wire: {what} have {array.ndim} dimensions. Give one row per message.")
 
 
 def _check_levels(levels: np.ndarray, bits: int, low: int) -> None:
@@ -239,8 +237,8 @@ def _check_levels(levels: np.ndarray, bits: int, low: int) -> None:
     high = low + 2**bits - 1
     if levels.size and not low <= int(levels.min()) <= int(levels.max()) <= high:
         raise UserError(
-            f"wire: levels run from {levels.min()} to {levels.max()}, but {bits} bits from "
-            f"{low} hold {low} to {high} only; give more bits or another low."
+            f"wire: levels range from {levels.min()} to {levels.max()}, but {bits} bits from "
+            f"{low} hold only {low} to {high}. Give more bits or another low."
         )
 
 
@@ -248,16 +246,15 @@ def _check_packed(packed: np.ndarray, bits: int, low: int, dim: int) -> None:
     _check_range(bits, low)
     _check_table(packed, "messages")
     if packed.dtype != np.uint8:
-        raise UserError(f"wire: messages are of type {packed.dtype}; they must be bytes (uint8).")
+        raise UserError(f"wire: messages have type {packed.dtype}. Give bytes (uint8).")
     wanted = length(bits, max(dim, 0))
     if dim < 0 or packed.shape[1] != wanted:
         raise UserError(
             f"wire: a message has {packed.shape[1]} bytes, but {dim} coordinates of {bits} bits "
-            f"make {wanted}; it is malformed and must be rejected."
+            f"need {wanted}. Reject it as malformed."
         )
     used = bits * dim % 8
     if used and (packed[:, -1] >> used).any():
         raise UserError(
-            "wire: the bits after a message's last coordinate are not zero; "
-            "it is malformed and must be rejected."
+            "wire: the bits after a message's last coordinate are not zero. Reject it as malformed."
         )

@@ -1,11 +1,11 @@
 """Check the pins of constraints.txt against known vulnerabilities, without a network.
 
-    python -m scripts.advisories                     the list that is kept here
-    python -m scripts.advisories --osv DIRECTORY     and advisories in the OSV format, one JSON each
+    python -m scripts.advisories                     check against the list kept here
+    python -m scripts.advisories --osv DIRECTORY     and against OSV advisories, one JSON each
 
-Exit 1 if a pin is affected. The kept list is short and made by hand: that it finds nothing does not
-mean that there is nothing. The OSV database is published as one archive of all Python packages;
-unpack a recent one for a real answer.
+Exits with 1 if a pin is affected. The list is short and maintained by hand, so an empty result does
+not mean that no vulnerability exists. The OSV database is published as one archive of all Python
+packages; unpack a recent one for a complete check.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KEPT = Path(__file__).with_suffix(".toml")
 
 @dataclass(frozen=True)
 class Advisory:
-    """Versions first ≤ v < fixed of a package, or just the listed ones, are affected."""
+    """Versions first ≤ v < fixed of a package, or only the listed ones, are affected."""
 
     package: str
     id: str
@@ -39,7 +39,7 @@ class Advisory:
     listed: frozenset[str] = frozenset()
 
     def affects(self, package: str, version: str) -> bool:
-        """Whether a pin is one of them; without an upper end all later versions are."""
+        """Whether a pin is affected; without a fixed version all later versions are."""
         if canonicalize_name(package) != canonicalize_name(self.package):
             return False
         if self.listed:
@@ -58,7 +58,7 @@ def read_pins(text: str) -> dict[str, str]:
 
 
 def kept() -> Iterator[Advisory]:
-    """The list beside this file."""
+    """The list next to this file."""
     for entry in tomllib.loads(KEPT.read_text())["advisory"]:
         yield Advisory(
             entry["package"], entry["id"], entry["what"], entry.get("from", "0"), entry["below"]
@@ -66,7 +66,7 @@ def kept() -> Iterator[Advisory]:
 
 
 def from_osv(advisory: dict[str, Any]) -> Iterator[Advisory]:
-    """What one advisory of the OSV format says; withdrawn ones say nothing."""
+    """The affected versions of one OSV advisory; withdrawn advisories have none."""
     what = str(advisory.get("summary") or advisory.get("details", ""))[:100]
     for affected in [] if "withdrawn" in advisory else advisory.get("affected", []):
         package = affected.get("package", {})
@@ -93,14 +93,14 @@ def _spans(events: list[dict[str, str]]) -> Iterator[tuple[str, str | None]]:
 
 
 def found(pins: dict[str, str], advisories: Iterator[Advisory]) -> list[str]:
-    """A line for each pin and what affects it."""
+    """One line per affected pin and advisory."""
     lines = []
     for advisory in advisories:
         for package, version in pins.items():
             try:
                 affected = advisory.affects(package, version)
             except InvalidVersion:
-                affected = False  # an old advisory for versions that no pin can have
+                affected = False  # an old advisory for versions that cannot be pinned
             if affected:
                 lines.append(f"{package}=={version}: {advisory.id}, {advisory.what}")
     return sorted(set(lines))
@@ -113,7 +113,7 @@ def _all(directory: Path | None) -> Iterator[Advisory]:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--constraints", type=Path, default=ROOT / "constraints.txt")
     parser.add_argument("--osv", type=Path)
@@ -121,7 +121,7 @@ def main() -> None:
     pins = read_pins(asked.constraints.read_text())
     lines = found(pins, _all(asked.osv))
     source = f"{sum(1 for _ in _all(asked.osv))} entries"
-    print("\n".join(lines) or f"None of {len(pins)} pins is affected, by {source}.")
+    print("\n".join(lines) or f"None of {len(pins)} pins is affected ({source} checked).")
     sys.exit(1 if lines else 0)
 
 

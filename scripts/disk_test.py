@@ -1,10 +1,10 @@
-"""Train on disks that fill up or turn read-only, give them room, resume, compare.  Needs root.
+"""Train on disks that fill up or become read-only, free space, resume, compare.  Needs root.
 
     python -m scripts.disk_test
 
-Each disk is a tmpfs of so many kB with the ledger and the run on it. After every trial the run must
-have ended with one sentence, or well; with room again it goes on to the files of a run that never
-lacked any, and the ledger knows every release.
+Each disk is a tmpfs of a given size that holds the ledger and the run. After every trial the run
+must have succeeded or ended with one error message. With free space it must resume and produce the
+files of an undisturbed run, and the ledger must contain every release.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pathlib import Path
 
 import torch
 
-from fedveil import settings
+from fedveil.training import sources
 from scripts.kill_test import CASES, Tally, blobs, child, files, judge, trial, warm
 
 PAGE = 4096
 
 
 def mount(place: Path, *options: str) -> None:
-    """A tmpfs, or what is to change about it."""
+    """Mount a tmpfs, or remount it with other options."""
     subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "tmpfs", place], check=True)
 
 
 def ended(case: str, run: Path, log: Path) -> str:
-    """Train, or go on; the sentence it ended with, empty if it ended well."""
+    """Train or resume; returns the error message, empty on success."""
     errors = log.with_suffix(".err")
     before = errors.stat().st_size if errors.exists() else 0
     _, status = os.waitpid(child(case, run, log, None), 0)
@@ -44,7 +44,7 @@ def ended(case: str, run: Path, log: Path) -> str:
 
 
 def filled(case: str, place: Path, kilobytes: int, whole: dict[str, str], tally: Tally) -> str:
-    """One training on a disk of this size, and on one with room."""
+    """One training on a disk of this size, resumed with free space."""
     disk = place / "disk"
     disk.mkdir(exist_ok=True)
     mount(disk, f"size={kilobytes}k")
@@ -56,10 +56,10 @@ def filled(case: str, place: Path, kilobytes: int, whole: dict[str, str], tally:
         if said:
             mount(disk, "remount", "ro", f"size={kilobytes}k")
             if not ended(case, run, log):
-                tally.problems.append(f"{case}: nothing was said of a read-only disk")
+                tally.problems.append(f"{case}: no error for a read-only disk")
             mount(disk, "remount", "rw", "size=100m")
             if ended(case, run, log):
-                tally.problems.append(f"{case}: it did not go on")
+                tally.problems.append(f"{case}: the run did not resume")
         tally.trials[case] += 1
         judge(case, run, log, whole, tally)
     finally:
@@ -68,10 +68,10 @@ def filled(case: str, place: Path, kilobytes: int, whole: dict[str, str], tally:
 
 
 def main() -> None:
-    """All cases on disks of all sizes that matter."""
+    """Run all cases on disks of all relevant sizes."""
     torch.set_num_threads(1)
     data, tally, sentences = blobs(), Tally(), Counter[str]()
-    settings.load_data = lambda _: data  # type: ignore[assignment]
+    sources.load_data = lambda _: data  # type: ignore[assignment]
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         warm(place)
@@ -81,7 +81,7 @@ def main() -> None:
             for kilobytes in range(PAGE // 1024, 260, 12):
                 said = filled(case, place, kilobytes, whole, tally)
                 short = re.sub(r"/\S+?(?=[:; ])|\(.*?\)", "…", said.partition(";")[0])
-                sentences[short or "ended well"] += 1
+                sentences[short or "succeeded"] += 1
     figures = {name: getattr(tally, name) for name in Tally.__dataclass_fields__}
     print(json.dumps(figures | {"ends": sentences}, indent=2, ensure_ascii=False))
     broken = ("lost_rounds", "uncharged_releases", "noise_used_twice", "different_models")

@@ -1,8 +1,8 @@
 """Fuzz the parsers with atheris (libFuzzer): `python -m scripts.fuzz csv --inputs 50000`.
 
-Each parser runs in a process of its own, within a limit on its memory (RLIMIT_AS) and on the time
-for one input. Without a name all parsers run. The corpus is tests/fuzz/corpus; what brings new
-coverage are kept in --work, from where `--merge` puts a small selection back. Needs atheris
+Each parser runs in its own process, with limits on its memory (RLIMIT_AS) and on the time for one
+input. Without a name all parsers run. The corpus is tests/system/fuzz/corpus. Inputs with new
+coverage are kept in --work, from where `--merge` copies a small selection back. Needs atheris
 (`pip install atheris`), which is not among the pinned dependencies.
 """
 
@@ -21,27 +21,32 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-CORPUS = Path(__file__).parents[1] / "tests" / "fuzz" / "corpus"
+CORPUS = Path(__file__).parents[1] / "tests" / "system" / "fuzz" / "corpus"
 INSTRUMENTED = [
-    "fedveil.data", "fedveil.settings", "fedveil.wire", "fedveil.reception", "fedveil.runs",
+    "fedveil.data", "fedveil.training.settings", "fedveil.wire", "fedveil.federation.reception",
+    "fedveil.federation.frames", "fedveil.federation.requests", "fedveil.federation.participant",
+    "fedveil.federation.secagg", "fedveil.runs", "fedveil.serialization",
     "tomllib", "pickletools",
 ]  # fmt: skip
-MEMORY = 2**30  # bytes beyond what the imports take
-SECONDS = 10  # for one input
-LENGTH = 8192  # bytes of one input
+MEMORY = 2**30  # bytes, in addition to the imports
+SECONDS = 10  # per input
+LENGTH = 8192  # bytes per input
 KEPT = 40_000  # bytes of a parser's corpus
-DEFECT = "defect-"  # what begins so was found once, and stays
+DEFECT = "defect-"  # prefix of inputs that once found a defect; these are always kept
 Step = tuple[str, int, int]
 
 
 def child(name: str, arguments: list[str]) -> None:
-    """Fuzz one parser in this process; libFuzzer ends it."""
+    """Fuzz one parser in this process; libFuzzer ends the process."""
+    import logging
     import resource
 
     import atheris
 
+    logging.disable(logging.CRITICAL)  # refusals are told to a client's owner, one by one
+
     with atheris.instrument_imports(include=INSTRUMENTED):
-        from tests.fuzz.targets import survives
+        from tests.system.fuzz.targets import survives
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
@@ -50,7 +55,7 @@ def child(name: str, arguments: list[str]) -> None:
 
 
 def fuzz(name: str, inputs: int, seconds: int, work: Path) -> int:
-    """How many inputs were tried; what was found is left in the working directory."""
+    """Number of inputs tried; findings are left in the working directory."""
     place = _prepared(name, work)
     flags = [
         f"-runs={inputs}", f"-max_total_time={seconds}", f"-timeout={SECONDS}",
@@ -61,12 +66,12 @@ def fuzz(name: str, inputs: int, seconds: int, work: Path) -> int:
     tried = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     if done.returncode or tried is None:
         print(done.stderr[-4000:], file=sys.stderr)
-        raise SystemExit(f"{name}: a defect was found; its input is in {place.parent}.")
+        raise SystemExit(f"{name}: found a defect. Its input is in {place.parent}.")
     return int(tried[1])
 
 
 def merge(name: str, work: Path) -> None:
-    """Keep small inputs that reach a step, from line to line, which smaller ones do not."""
+    """Keep small inputs that reach a transition between lines that smaller ones do not."""
     place, target = _prepared(name, work), CORPUS / name
     files = sorted(place.iterdir(), key=lambda file: (file.stat().st_size, file.name))
     target.mkdir(parents=True, exist_ok=True)
@@ -85,8 +90,8 @@ def merge(name: str, work: Path) -> None:
 
 
 def _steps(name: str, content: bytes) -> set[Step]:
-    """Which lines of the parsers follow which."""
-    from tests.fuzz.targets import survives
+    """The transitions between lines of the parsers."""
+    from tests.system.fuzz.targets import survives
 
     seen: set[Step] = set()
 
@@ -111,7 +116,7 @@ def _steps(name: str, content: bytes) -> set[Step]:
 
 
 def _prepared(name: str, work: Path) -> Path:
-    from tests.fuzz.targets import TARGETS
+    from tests.system.fuzz.targets import TARGETS
 
     place = work / name
     place.mkdir(parents=True, exist_ok=True)
@@ -129,7 +134,7 @@ def _run(name: str, flags: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> None:
-    """Read the command line."""
+    """Run the command line."""
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2], sys.argv[3:])
         return
@@ -140,7 +145,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "fedveil-fuzz")
     parser.add_argument("--merge", action="store_true")
     asked = parser.parse_args()
-    from tests.fuzz.targets import TARGETS
+    from tests.system.fuzz.targets import TARGETS
 
     for name in asked.parsers or TARGETS:
         if asked.merge:

@@ -2,9 +2,9 @@
 
     python -m scripts.hashes
 
-Versions are those of constraints.txt; files are those that pip would take on this machine, found by
-its own configuration. Run on another kind of machine (system, Python), it adds that one's hashes to
-the same pins. Hashes of versions that are not pinned any more go.
+Versions are those of constraints.txt. Files are those that pip selects on this machine, with its
+own configuration. On another kind of machine (system, Python) it adds that machine's hashes to the
+same pins. Hashes of versions that are no longer pinned are removed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).parents[1]
 HASHED = ROOT / "constraints-hashed.txt"
-WANTED = (".[dev]", "setuptools")  # setuptools builds fedveil itself, without another download
+WANTED = (".[dev]", "setuptools")  # setuptools builds fedveil itself without another download
 HEAD = """\
 # Made by `python -m scripts.hashes` from constraints.txt; do not edit. For CI and `HASHES=1 make`:
 # pip refuses every file whose SHA-256 is not here. Files of Linux on x86-64 with Python 3.11.
@@ -30,7 +30,7 @@ Pins = dict[str, set[str]]
 
 
 def reported() -> list[dict[str, Any]]:
-    """What pip would install into an empty environment; nothing is installed."""
+    """What pip would install into an empty environment, without installing it."""
     with tempfile.TemporaryDirectory() as place:
         report = Path(place) / "report.json"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
@@ -48,7 +48,7 @@ def pins_of(installs: list[dict[str, Any]]) -> Pins:
 
 
 def read_pins(text: str) -> Pins:
-    """The pins and hashes of a file that `written` made."""
+    """The pins and hashes of a file that `written` produced."""
     pins: Pins = {}
     for line in text.replace("\\\n", " ").splitlines():
         if found := re.match(r"(\S+==\S+)", line):
@@ -57,7 +57,7 @@ def read_pins(text: str) -> Pins:
 
 
 def written(pins: Pins) -> str:
-    """The same as a requirements file."""
+    """The pins as a requirements file."""
     lines = (
         " \\\n    ".join([pin, *(f"--hash=sha256:{known}" for known in sorted(hashes))])
         for pin, hashes in sorted(pins.items(), key=lambda item: item[0].lower())

@@ -1,10 +1,10 @@
-"""Kill −9 a training at random moments and at every named step of a round, resume it, compare.
+"""Kill (−9) a training at random moments and at every named step of a round, resume, compare.
 
     python -m scripts.kill_test --kills 200
 
-After every trial: no round is lost beyond the last checkpoint, no release is missing in the ledger,
-no noise went into two different releases, and a seeded run's files are those of a run that nobody
-killed. Each training is a real process (forked, so that libraries are loaded once).
+After every trial: no round before the last checkpoint is lost, no release is missing from the
+ledger, no noise was used in two different releases, and a seeded run has the files of an
+undisturbed run. Each training is a real process (forked, so that libraries load once).
 """
 
 from __future__ import annotations
@@ -28,24 +28,29 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import dp_accounting.pld
-import dp_accounting.rdp  # libraries are loaded before the forks
+import dp_accounting.rdp  # libraries load before the forks
 import numpy as np
 import polars
 import safetensors.torch
 import tomli_w
 import torch
 
-from fedveil import charging, cli, progress, settings, training
+from fedveil import cli
+from fedveil.accounting import accountant as accounting
+from fedveil.commands import progress
 from fedveil.data.federated import Examples, Federated
+from fedveil.ledger import charging
+from fedveil.ledger.anchor import Anchor
+from fedveil.ledger.chain import Chain
+from fedveil.ledger.ledger import Account, Ledger, open_ledger
+from fedveil.ledger.session import Session
+from fedveil.ledger.verify import verify
 from fedveil.parts.memory import ClientMemory
-from fedveil.privacy import accounting
-from fedveil.privacy.anchor import Anchor
 from fedveil.privacy.calibrate import Budget
-from fedveil.privacy.chain import Chain
-from fedveil.privacy.ledger import Account, Ledger, open_ledger
-from fedveil.privacy.session import Session
-from fedveil.privacy.verify import verify
 from fedveil.runs.directory import RunDirectory
+from fedveil.training import run as training
+from fedveil.training import scoring, settings, sources
+from fedveil.training import start as starting
 
 LOADED = (dp_accounting.pld, dp_accounting.rdp, polars, progress, safetensors.torch, tomli_w)
 ROUNDS, EVERY = 10, 3
@@ -64,16 +69,16 @@ CASES: dict[str, dict[str, Any]] = {  # the last one's noise cannot be drawn aga
     },
     "secure": {"algorithm": "dp_fedavg", "parameters": COMMON, "noise": "secure"},
 }
-BUDGET = 200.0  # far beyond what is spent: its locks and its checks are what is tried
-STEPS: dict[str, tuple[Any, str, str]] = {  # name: object, method, whether before or after it
+BUDGET = 200.0  # far above what is spent: it exercises the locks and checks
+STEPS: dict[str, tuple[Any, str, str]] = {  # name: object, method, before or after it
     "before reserve": (Session, "reserve", "before"),
     "reserve added, not on disk": (Chain, "add", "after"),
     "entry on disk, head not": (Anchor, "write", "before"),
     "head written": (Anchor, "write", "after"),
     "head on disk": (Anchor, "sync", "after"),
     "reserved": (Session, "reserve", "after"),
-    "before the clients": (training, "play_round", "before"),
-    "noise drawn": (training, "play_round", "after"),
+    "before the clients": (training, "run_round", "before"),
+    "noise drawn": (training, "run_round", "after"),
     "before publishing": (charging, "check", "after"),
     "published, not committed": (Session, "commit", "before"),
     "committed": (Session, "commit", "after"),
@@ -88,13 +93,13 @@ STEPS: dict[str, tuple[Any, str, str]] = {  # name: object, method, whether befo
     "model saved": (RunDirectory, "save_model", "after"),
     "summary saved": (RunDirectory, "save_summary", "after"),
     "settings saved": (RunDirectory, "save_settings", "after"),
-    "resumed": (training, "restore", "after"),
+    "resumed": (starting, "resume", "after"),
 }
 
 
 @dataclass
 class Tally:
-    """What all trials came to."""
+    """The totals of all trials."""
 
     kills: Counter[str] = field(default_factory=Counter)
     trials: Counter[str] = field(default_factory=Counter)
@@ -123,17 +128,21 @@ def blobs() -> Federated:
 
 
 def toml(case: str) -> str:
-    """The settings file of a case; its data are put in the place of those it names."""
+    """The settings file of a case; `load_data` replaces the data it names."""
     often = {"rounds": ROUNDS, "evaluate_every": 5, "checkpoint_every": EVERY}
     return tomli_w.dumps(CASES[case] | often | {"data": {"dataset": "digits"}})
 
 
 def warm(place: Path) -> None:
-    """Account for all cases once: what is remembered is there in every fork."""
+    """Account for all cases once, and import what a run imports, so that every fork has both."""
+    import scipy.stats  # noqa: F401
+    import sklearn.metrics  # noqa: F401
+
+    scoring.GROUPS = 3  # intervals of metrics are not what is tested here
     for case in CASES:
         file = place / f"{case}.toml"
         file.write_text(toml(case))
-        ready = settings.prepare(settings.read_settings(file, {}))
+        ready = settings.from_settings(settings.read_settings(file, {}))
         ready.statement()
         for rounds in range(1, ROUNDS + 1):
             spent = ready.recipe.spent(ready.task.dim, ready.data.clients, rounds)
@@ -141,14 +150,14 @@ def warm(place: Path) -> None:
 
 
 def arguments(case: str, run: Path) -> list[str]:
-    """The command that starts a case, or goes on with it."""
+    """The command that starts or resumes a case."""
     if (run / "recipe.toml").is_file():
         return ["train", "--resume", str(run)]
     return ["train", str(run.parents[1] / f"{case}.toml"), "--out", str(run)]
 
 
 def spied(log: Path, plan: tuple[str, int] | None) -> None:
-    """In the child: note what is published and saved, and die at the planned step."""
+    """In the child: log what is published and saved, and die at the planned step."""
     sink = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def note(*words: object) -> None:
@@ -163,9 +172,10 @@ def spied(log: Path, plan: tuple[str, int] | None) -> None:
         save(self, state, identity)
         note("saved", state.round)
 
-    def enrolled(self: Any, *given: Any, **named: Any) -> None:
-        enrol(self, *given, **named)
+    def enrolled(self: Any, *given: Any, **named: Any) -> Any:
+        enrolment = enrol(self, *given, **named)
         note("enrolled", self.state.round)
+        return enrolment
 
     record, save = training.Training._record, RunDirectory.save_checkpoint
     enrol = training.Training.enrol
@@ -177,7 +187,7 @@ def spied(log: Path, plan: tuple[str, int] | None) -> None:
 
 
 def doomed(step: str, times: int) -> None:
-    """Die the so-manieth time that a step is reached."""
+    """Die when a step is reached for the n-th time."""
     owner, name, when = STEPS[step]
     left, real = [times], getattr(owner, name)
 
@@ -198,7 +208,7 @@ def doomed(step: str, times: int) -> None:
 
 
 def child(case: str, run: Path, log: Path, plan: tuple[str, int] | None) -> int:
-    """Start a process that trains; its id."""
+    """Start a process that trains, and return its id."""
     pid = os.fork()
     if pid:
         return pid
@@ -218,7 +228,7 @@ def child(case: str, run: Path, log: Path, plan: tuple[str, int] | None) -> int:
 
 
 def killed(pid: int, after: float | None) -> bool:
-    """Wait for the process, killing it after so many seconds; whether it died of a kill."""
+    """Wait for the process, or kill it after so many seconds; whether it was killed."""
     if after is not None:
         time.sleep(after)
         os.kill(pid, signal.SIGKILL)
@@ -226,7 +236,7 @@ def killed(pid: int, after: float | None) -> bool:
     if os.WIFSIGNALED(status):
         return os.WTERMSIG(status) == signal.SIGKILL
     if os.WEXITSTATUS(status):
-        raise RuntimeError(f"the training ended with {os.WEXITSTATUS(status)}")
+        raise RuntimeError(f"the training exited with {os.WEXITSTATUS(status)}")
     return False
 
 
@@ -244,7 +254,7 @@ def trial(
     tally: Tally,
     budget: Federated | None = None,
 ) -> tuple[Path, Path]:
-    """One run with all these kills, in this order, and then to its end."""
+    """One run with these kills in order, and then to its end."""
     shutil.rmtree(base, ignore_errors=True)
     base.mkdir()
     os.environ["FEDVEIL_LEDGER"] = str(base / "ledger.sqlite")
@@ -257,13 +267,13 @@ def trial(
         if killed(pid, plan if isinstance(plan, float) else None):
             tally.kills[at_step[0] if at_step else "at a random moment"] += 1
     if killed(child(case, run, log, None), None):
-        raise RuntimeError("killed by somebody else")
+        raise RuntimeError("killed by another process")
     tally.trials[case] += 1
     return run, log
 
 
 def judge(case: str, run: Path, log: Path, whole: dict[str, str], tally: Tally) -> None:
-    """Compare a trial with the ledger and with the run that nobody killed."""
+    """Compare a trial with the ledger and with an undisturbed run."""
     ledger = Ledger(run.parent / "ledger.sqlite")
     tally.problems += verify(ledger).problems
     released, checkpoint = set(), 0
@@ -283,7 +293,7 @@ def judge(case: str, run: Path, log: Path, whole: dict[str, str], tally: Tally) 
     tally.noise_used_twice += len(released) - len({(s, r) for s, r, _ in released})
     facts = json.loads((run / "summary.json").read_text())
     if facts["rounds"] != ROUNDS or facts["privacy"]["rounds"] < len(released):
-        tally.problems.append(f"{case}: the statement tells of {facts['privacy']['rounds']} rounds")
+        tally.problems.append(f"{case}: the statement covers {facts['privacy']['rounds']} rounds")
     tally.different_models += case != "secure" and files(run) != whole
     ledger.close()
 
@@ -295,9 +305,9 @@ def files(run: Path) -> dict[str, str]:
 
 
 def campaign(kills: int, seed: int, show: Callable[[str], None]) -> Tally:
-    """Kill at every step of every case, then at random moments, until there were enough."""
+    """Kill at every step of every case, then at random moments until the target is reached."""
     data, rng, tally = blobs(), random.Random(seed), Tally()
-    settings.load_data = lambda _: data  # type: ignore[assignment]
+    sources.load_data = lambda *_: data
     with tempfile.TemporaryDirectory() as place:
         warm(Path(place))
         base = Path(place) / "trial"
@@ -316,7 +326,7 @@ def campaign(kills: int, seed: int, show: Callable[[str], None]) -> Tally:
         cases = list(CASES)
         for number, step in enumerate(STEPS):
             case = "memory" if "memory" in step else cases[number % len(cases)]
-            first = ("checkpoint saved", 2)  # so that there is something to resume
+            first = ("checkpoint saved", 2)  # so that there is a checkpoint to resume
             times = 1 if step in ONCE else rng.choice((1, 2))
             go(case, *([first] if step == "resumed" else []), (step, times))
         show(f"{tally.kills.total()} kills at steps")
@@ -330,7 +340,7 @@ def campaign(kills: int, seed: int, show: Callable[[str], None]) -> Tally:
 
 
 def main() -> None:
-    """Run a campaign, print its figures, and fail if anything was lost."""
+    """Run a campaign, print its numbers, and fail if anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

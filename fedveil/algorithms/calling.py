@@ -8,23 +8,24 @@ from typing import Any
 
 from fedveil.algorithms import ALGORITHMS
 from fedveil.errors import UserError, unknown
-from fedveil.imports import imported
 from fedveil.recipe import Recipe
-from fedveil.runs.codec import (
+from fedveil.serialization.codec import (
+    as_tuple,
     check_value,
     hints_of,
     part_from_plain,
     recipe_from_plain,
     to_plain,
 )
+from fedveil.serialization.imports import imported
 
 Method = Callable[..., Recipe]
 
 
 def method_named(name: str) -> Method:
-    """The function of an algorithm; `package.module:function` is imported as a model is.
+    """The function of an algorithm, by name or as `package.module:function`.
 
-    A file may name it, so none is called that does not say itself that it makes recipes.
+    A settings file may name any function, so only those annotated with -> Recipe are called.
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
@@ -33,25 +34,25 @@ def method_named(name: str) -> Method:
     method: Method = imported(name, "algorithm", "function", "soft:dp_soft_fedavg")
     if hints_of(method).get("return") is not Recipe:
         raise UserError(
-            f"The algorithm '{name}' does not say that it returns a Recipe; name a function that "
-            "is annotated with -> Recipe (from fedveil.recipe)."
+            f"The algorithm '{name}' is not annotated with -> Recipe (from fedveil.recipe). "
+            "Annotate it, or name another function."
         )
     return method
 
 
 def parameters_of(method: Method) -> dict[str, inspect.Parameter]:
-    """Those with a name; `**options` is told by `takes_others`."""
+    """The named parameters; `takes_others` covers `**options`."""
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name: p for name, p in _signature(method).items() if p.kind in named}
 
 
 def takes_others(method: Method) -> bool:
-    """Whether it hands on parameters that it does not name itself."""
+    """Whether it accepts parameters that its signature does not name."""
     return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in _signature(method).values())
 
 
 def call(name: str, plain: Mapping[str, Any]) -> Recipe:
-    """The recipe that an algorithm makes of parameters as TOML has them; misfits are refused."""
+    """The recipe of an algorithm with parameters from TOML; wrong ones are refused."""
     method = method_named(name)
     known, hints = parameters_of(method), hints_of(method)
     for given in plain:
@@ -59,7 +60,7 @@ def call(name: str, plain: Mapping[str, Any]) -> Recipe:
             raise unknown(f"parameter of {name} named", given, known)
     for needed, parameter in known.items():
         if parameter.default is parameter.empty and needed not in plain:
-            raise UserError(f"{name} needs {needed}; give it with --set {needed}=….")
+            raise UserError(f"{name} needs {needed}; pass it with --set {needed}=….")
     values = {given: _value(given, v, hints.get(given, Any)) for given, v in plain.items()}
     for given, value in values.items():
         check_value(value, hints.get(given, Any), f"{name}: {given}")
@@ -69,7 +70,9 @@ def call(name: str, plain: Mapping[str, Any]) -> Recipe:
 
 
 def _value(name: str, plain: Any, hint: Any) -> Any:
-    return part_from_plain(plain, f"parameters.{name}", hint) if isinstance(plain, dict) else plain
+    if isinstance(plain, dict):
+        return part_from_plain(plain, f"parameters.{name}", hint)
+    return as_tuple(plain, hint)
 
 
 def _recipe(name: str, method: Method, values: Mapping[str, Any]) -> Recipe:
@@ -77,7 +80,7 @@ def _recipe(name: str, method: Method, values: Mapping[str, Any]) -> Recipe:
         return method(**values)
     except TypeError as problem:
         raise UserError(
-            f"{name} does not take these parameters: {problem}; see `fedveil algorithms {name}`."
+            f"{name} does not take these parameters: {problem}. See `fedveil algorithms {name}`."
         ) from problem
 
 
@@ -89,23 +92,23 @@ def _own_recipe(name: str, method: Method, values: Mapping[str, Any]) -> Recipe:
     except Exception as problem:  # it is the user's own code
         why = str(problem).partition("\n")[0]
         raise UserError(
-            f"The algorithm '{name}' failed with {type(problem).__name__}: {why}; correct it, or "
+            f"The algorithm '{name}' failed with {type(problem).__name__}: {why}. Correct it, or "
             "its parameters."
         ) from problem
     if not isinstance(recipe, Recipe):
         raise UserError(
-            f"The algorithm '{name}' gave a {type(recipe).__name__}, not a fedveil.Recipe; name a "
-            "function that returns one."
+            f"The algorithm '{name}' returned a {type(recipe).__name__}, not a fedveil.Recipe. "
+            "Name a function that returns one."
         )
     return recipe
 
 
 def _readable(name: str, recipe: Recipe) -> Recipe:
-    """A run is read again from its recipe.toml; what could not be is refused before it starts."""
+    """Refuse, before a run starts, a recipe that could not be read back from recipe.toml."""
     if recipe_from_plain(to_plain(recipe)) != recipe:
         raise UserError(
-            f"The recipe of '{name}' does not come back from recipe.toml as it was; let the "
-            "fields of its parts be numbers, texts, tuples of these, or parts."
+            f"The recipe of '{name}' changes when it is written to recipe.toml and read back. Use "
+            "only numbers, texts, tuples of these, and parts as fields of its parts."
         )
     return recipe
 

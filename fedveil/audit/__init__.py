@@ -1,1 +1,1 @@
-"""Empirical lower bounds on ε beside the proven ones, and the test of others' aggregators."""
+"""Empirical lower bounds on ε, and tests of other frameworks' aggregators."""

@@ -1,8 +1,8 @@
-"""Lower bounds on ε by inverting tests, and the fixed-variance Gaussian bound of client canaries.
+"""Lower bounds on ε from inverted tests, and the fixed-variance Gaussian bound of client canaries.
 
-`p(level)` is the chance of evidence as strong as what was seen if privacy were no worse than
-`level`; the bound is the largest level that is rejected. What a test assumes stands in its
-docstring, why it is valid in docs/audit.md.
+`p(level)` is the probability of evidence this strong if privacy were no worse than `level`; the
+bound is the largest rejected level. Each test's docstring states its assumptions; docs/audit.md
+proves its validity.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-ALPHA = 0.05  # of a bound: it is wrong in at most so many runs
-DOUBT = 1e-4  # what is not told from no leak at all with this certainty is answered by 0
-LARGEST = 1000.0  # no level beyond this is looked for
-CAP = 8.0  # deviations that one round may count for a leak: float64 ends there
+ALPHA = 0.05  # a bound is wrong in at most this share of runs
+DOUBT = 1e-4  # a p-value of "no leak" above it gives the bound 0
+LARGEST = 1000.0  # levels above it are not searched
+CAP = 8.0  # deviations that one round may count towards a leak: the limit of float64
 
 PValue = Callable[[float], float]
 
 
 def largest_rejected(p_value: PValue, alpha: float = ALPHA, most: float = LARGEST) -> float:
-    """sup{level: p(level) ≤ α} for a p-value that grows with the level, and 0 if there is none.
+    """sup{level: p(level) ≤ α} for a p-value that increases with the level; 0 if there is none.
 
     >>> round(largest_rejected(lambda level: math.exp(level - 10), 0.05), 3)
     7.004
@@ -72,7 +72,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The largest μ whose ε at δ is no more than this.
+    """The largest μ whose ε at δ is at most this.
 
     >>> round(gaussian_mu(4.377, 1e-5), 3)
     1.0
@@ -82,10 +82,10 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
 
 @dataclass(frozen=True)
 class Aligned:
-    """How a release y lies to the sum of its canaries, Σc = length·e: t = √(d−1)·⟨e, y⟩/‖y_⊥‖.
+    """Alignment of a release y with its canaries' sum Σc = length·e: t = √(d−1)·⟨e, y⟩/‖y_⊥‖.
 
-    `length` counts in what one canary sent. If all else in y is independent of the direction e,
-    t is Student's t of d − 1 degrees of freedom, moved by what the canaries left behind.
+    `length` is in units of one canary's message. If everything else in y is independent of the
+    direction e, t is Student's t with d − 1 degrees of freedom, shifted by the canaries.
     """
 
     length: float
@@ -94,7 +94,7 @@ class Aligned:
 
     @classmethod
     def of(cls, canaries: np.ndarray, release: np.ndarray) -> list[Aligned]:
-        """From the sum of canaries of length 1; none where there is nothing to compare."""
+        """From the sum of canaries of length 1; empty if there is nothing to compare."""
         length, size = float(np.linalg.norm(canaries)), float(np.linalg.norm(release))
         if length == 0 or size == 0 or len(release) < 2:
             return []
@@ -104,11 +104,11 @@ class Aligned:
 
 
 def alignment_p(rounds: Sequence[Aligned], mu: float) -> float:
-    """P(canaries as plain as these) if a canary's μ = length/noise is at most this in each round.
+    """P(canaries at least this visible) if a canary's μ = length/noise is at most this per round.
 
-    Assumes isotropic Gaussian noise, and directions drawn afresh and uniformly on the sphere
-    (Andrew et al. 2023). Exact in every dimension, whatever other clients send and however it
-    depends on earlier rounds: given the past, t is at most a noncentral t.
+    Assumes isotropic Gaussian noise, and new directions per round, uniform on the sphere (Andrew
+    et al. 2023). Exact in every dimension, whatever other clients send and however it depends on
+    earlier rounds: given the past, t is at most a noncentral t.
     """
     from scipy.special import nctdtr, ndtr, ndtri
 
@@ -120,14 +120,14 @@ def alignment_p(rounds: Sequence[Aligned], mu: float) -> float:
 
 
 def alignment_mu(rounds: Sequence[Aligned], alpha: float = ALPHA) -> float:
-    """The lower bound on μ of one canary in one round; 0 where doubt is left."""
+    """The lower bound on μ of one canary in one round; 0 if no leak cannot be ruled out."""
     if alignment_p(rounds, 0.0) > DOUBT:
         return 0.0
     return largest_rejected(lambda mu: alignment_p(rounds, mu), alpha)
 
 
 def estimated_mu(rounds: Sequence[Aligned]) -> float:
-    """Σ length·t / Σ length²: √d times the mean cosine of a canary with its release, about."""
+    """Σ length·t / Σ length²: approximately √d times a canary's mean cosine with its release."""
     if not rounds:
         return 0.0
     weights = sum(seen.length**2 for seen in rounds)
@@ -135,14 +135,14 @@ def estimated_mu(rounds: Sequence[Aligned]) -> float:
 
 
 def chance_at_least(hits: int, trials: int, alpha: float) -> float:
-    """A lower bound on a chance, exact.  Clopper and Pearson 1934."""
+    """An exact lower bound on a probability.  Clopper and Pearson 1934."""
     from scipy.special import betaincinv
 
     return float(betaincinv(hits, trials - hits + 1, alpha)) if hits else 0.0
 
 
 def chance_at_most(hits: int, trials: int, alpha: float) -> float:
-    """An upper bound on a chance, exact.  Clopper and Pearson 1934."""
+    """An exact upper bound on a probability.  Clopper and Pearson 1934."""
     from scipy.special import betaincinv
 
     return float(betaincinv(hits + 1, trials - hits, 1 - alpha)) if hits < trials else 1.0

@@ -1,14 +1,14 @@
-"""Canaries: units that send what the auditor chose, in a run that is otherwise as it would be.
+"""Canaries: units that send updates chosen by the auditor, in an otherwise unchanged run.
 
-A canary is a client (or an example) of its own in the population. Instead of local work it reports
-a very long vector in a direction drawn afresh for each round, so that its message is as long as
-the recipe's bound lets any message be (Andrew et al. 2023, §3).
+A canary is a client (or an example) of its own in the population. Instead of training it sends a
+very long vector in a new direction in each round, so that its message is as long as the
+recipe's bound allows (Andrew et al. 2023, §3).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,28 +16,29 @@ from torch import Tensor
 
 from fedveil.data.federated import Federated
 from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
-from fedveil.parts.local import Plan
+from fedveil.parts.local import LocalPlan
+from fedveil.random.streams import Key, stream
 from fedveil.recipe import Recipe
-from fedveil.streams import Key, stream
 
 Kind = Literal["direction", "mislabelled"]
-LONG = 1e6  # times the bound: what a memory holds beside it does not turn it
-MOST_EXAMPLES = 16  # of a canary client; as many as the largest client's, up to so many
+LONG = 1e6  # times the bound: the content of a memory does not change its direction
+MOST_EXAMPLES = 16  # per canary client; fewer if the largest client has fewer
 
 
 @dataclass(eq=False)
 class Canaries:
-    """Where the canaries are, whether they take part, and what they say in which round.
+    """The positions of the canaries, whether they take part, and what they send in each round.
 
-    A sign of 1 sends the direction, of −1 its opposite, and of 0 nothing; where neighbours differ
-    by a unit more or less, a canary of sign 0 is `removed`, so that it cannot be counted either.
+    Sign 1 sends the direction, −1 its opposite, and 0 nothing. Under add/remove adjacency a canary
+    of sign 0 is `removed`, so that it is not counted either.
     """
 
-    places: np.ndarray  # ascending
+    places: np.ndarray  # increasing
     signs: np.ndarray
     dim: int
     key: Key
     removed: bool = False
+    chosen: ClassVar[bool] = True  # whether their messages are chosen, whatever a memory holds
     _round: int = -1
     _rows: np.ndarray = field(default_factory=lambda: np.empty((0, 0), dtype=np.float32))
 
@@ -56,41 +57,43 @@ class Canaries:
         return np.asarray((self.signs != 0) | (not self.removed))
 
     def present(self, units: np.ndarray) -> np.ndarray:
-        """These units without the canaries that are not there."""
+        """These units without the removed canaries."""
         return units[~np.isin(units, self.places[~self.there])]
 
     def among(self, units: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of these units are canaries, and which canaries they are."""
+        """Which of these units are canaries, and the indexes of those canaries."""
         found = np.minimum(np.searchsorted(self.places, units), len(self.places) - 1)
         which = self.places[found] == units
         return which, found[which]
 
 
 class WorkingCanaries(Canaries):
-    """Canaries that work on their own example, whose label is wrong, as any unit would.
+    """Canaries that train on their own mislabelled example, as any unit would.
 
-    Their direction is that of their own report, which an adversary can compute from the model.
+    Their direction is that of their own update, which an adversary can compute from the model.
     """
 
+    chosen = False
+
     def show(self, round: int, reports: Tensor) -> None:
-        """Their reports in this round, whether they take part or not."""
+        """Set their updates of this round, whether they take part or not."""
         rows = reports.numpy()
         self._rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-30)
         self._round = round
 
     def directions(self, round: int) -> np.ndarray:
-        """As shown."""
-        assert round == self._round, "canaries that work are shown in every round"
+        """The directions of the updates set by `show`."""
+        assert round == self._round, "show must be called in every round"
         return self._rows
 
 
 def with_canaries(
     data: Federated, count: int, rng: np.random.Generator
 ) -> tuple[Federated, np.ndarray]:
-    """The data with canary units at random places, and the places.
+    """The data with canary units at random positions, and the positions.
 
-    They hold copies of the first examples, as many as the largest client where that is few: a
-    recipe that weighs by examples would weigh them most.
+    They hold copies of the first examples, as many as the largest client up to a limit: a recipe
+    that weights by examples would give them the largest weight.
     """
     size = 1 if data.unit == "example" else min(int(data.sizes.max()), MOST_EXAMPLES)
     places = np.sort(rng.choice(data.clients + count, count, replace=False))
@@ -110,7 +113,7 @@ def with_canaries(
 def with_mislabelled(
     data: Federated, count: int, rng: np.random.Generator
 ) -> tuple[Federated, np.ndarray]:
-    """The same with canaries that are copies of random examples under a wrong label."""
+    """The same with canaries that are copies of random examples with a wrong label."""
     mixed, places = with_canaries(data, count, rng)
     copies = torch.from_numpy(rng.integers(len(data.labels), size=count))
     away = torch.from_numpy(rng.integers(1, max(data.classes, 2), size=(count,)))
@@ -124,10 +127,10 @@ def with_mislabelled(
 
 @dataclass
 class CanaryEngine:
-    """An engine whose canaries answer with their directions; all others do their work.
+    """An engine whose canaries return their directions; all other clients train.
 
-    `others` becomes the sum of what the others sent, where the loop adds groups up without
-    looking at single messages: one who knows all data but a unit's own knows it.
+    `others` becomes the sum of what the others sent, where the loop adds up groups without reading
+    single messages: an adversary who knows all data except one unit's knows this sum.
     """
 
     inner: Engine
@@ -148,7 +151,7 @@ class CanaryEngine:
         return self.inner.group_size
 
     def begin(self, round: int, x: Tensor, data: Federated) -> None:
-        """A new round from x."""
+        """Start a new round from x."""
         self.round = round
         self.others = torch.zeros(self.canaries.dim, dtype=torch.float64)
         if isinstance(self.canaries, WorkingCanaries):
@@ -160,7 +163,7 @@ class CanaryEngine:
         return self.recipe.report.affine(self.recipe.local.rate(self.round))
 
     def _work(self, x: Tensor, data: Federated) -> Tensor:
-        """What canaries that work would answer, whether they take part or not."""
+        """The updates of training canaries, whether they take part or not."""
         places, size = self.canaries.places, self.group_size
         sizes = data.sizes[torch.from_numpy(places)]
         plan = self.recipe.local.plan(sizes, self.round, np.random.default_rng(0))
@@ -171,7 +174,7 @@ class CanaryEngine:
         return torch.cat([self.inner.updates(x, group).rows() for group in groups])
 
     def updates(self, x: Tensor, group: Group) -> Updates:
-        """y_i − x, of canaries such that their report is LONG times the bound."""
+        """y_i − x, chosen for canaries so that their update is LONG times the bound."""
         which, who = self.canaries.among(group.clients)
         mask = torch.from_numpy(which)
         canaries = DenseUpdates(self._answers(x, who))
@@ -182,7 +185,7 @@ class CanaryEngine:
         return _Mixed(self.inner.updates(x, group), canaries, mask, self)
 
     def _answers(self, x: Tensor, who: np.ndarray) -> Tensor:
-        """(±LONG·C·c − share·x)/scale, which the recipe's report turns into ±LONG·C·c."""
+        """(±LONG·C·c − share·x)/scale, which the recipe's report maps to ±LONG·C·c."""
         signs = torch.from_numpy(self.canaries.signs[who]).float()[:, None]
         if isinstance(self.canaries, WorkingCanaries):
             return self._worked[torch.from_numpy(who)] * signs
@@ -192,13 +195,14 @@ class CanaryEngine:
         return (rows - share * x) / scale if scale else torch.zeros_like(rows)
 
 
-def _some(plan: Plan, mask: Tensor) -> Plan:
-    return replace(plan, index=plan.index[mask], rates=plan.rates[mask])
+def _some(plan: LocalPlan, mask: Tensor) -> LocalPlan:
+    correction = None if plan.correction is None else plan.correction[mask]
+    return replace(plan, index=plan.index[mask], rates=plan.rates[mask], correction=correction)
 
 
 @dataclass
 class _Mixed:
-    """Updates of others and of canaries in one group; `mask` marks canaries."""
+    """Updates of clients and canaries in one group; `mask` marks canaries."""
 
     real: Updates
     canary: Updates
@@ -206,25 +210,25 @@ class _Mixed:
     engine: CanaryEngine
 
     def norms(self) -> Tensor:
-        """Each kind's own."""
+        """The norms of both kinds."""
         norms = torch.empty(len(self.mask), dtype=torch.float64)
         norms[~self.mask], norms[self.mask] = self.real.norms(), self.canary.norms()
         return norms
 
     def weighted_sum(self, scale: Tensor) -> Tensor:
-        """Both sums; that of the others is known to the auditor."""
+        """The sum of both kinds; the auditor knows that of the others."""
         others = self.real.weighted_sum(scale[~self.mask])
         self.engine.others += others
         return others + self.canary.weighted_sum(scale[self.mask])
 
     def dots(self, vector: Tensor) -> Tensor:
-        """Each kind's own."""
+        """The products of both kinds."""
         dots = torch.empty(len(self.mask), dtype=torch.float64)
         dots[~self.mask], dots[self.mask] = self.real.dots(vector), self.canary.dots(vector)
         return dots
 
     def rows(self) -> Tensor:
-        """Each kind's own."""
+        """The rows of both kinds."""
         real, canary = self.real.rows(), self.canary.rows()
         rows = real.new_empty(len(self.mask), real.shape[1])
         rows[~self.mask], rows[self.mask] = real, canary

@@ -1,9 +1,9 @@
-"""conform: hold somebody else's private aggregation to the contract that it claims.
+"""conform: test another framework's private aggregation against the contract it claims.
 
-An aggregator is a class that is made without arguments and says of itself `name`, `clip`,
+An aggregator is a class constructed without arguments that declares `name`, `clip`,
 `noise_multiplier` and `cohort`. Called with (updates, counts, seed) it returns the mean update
-that one round releases. It claims: (Σ clip(u_i) + N(0, (multiplier·clip)²I))/cohort, a client's
-part in it bounded whatever the client sends. With a `threshold` its clip adapts to the median.
+that one round releases. It claims: (Σ clip(u_i) + N(0, (multiplier·clip)²I))/cohort, with each
+client's part bounded whatever the client sends. With a `threshold`, its clip adapts to the median.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from fedveil.errors import UserError
 
 DIM, WIDE, ROUNDS = 40, 4000, 40
 DELTA = 1e-5
-SLACK = 1e-3  # of a norm: float32 means
-NOISE_SLACK = 0.06  # of a deviation estimated from WIDE numbers: more than five errors
-COUNTS = 300  # rounds from which the noise of a count is estimated
-OWN = 0x0A4D17  # so that no aggregator's noise comes from the stream of the canaries
-SOON = 160  # rounds in which a threshold must come to the median
+SLACK = 1e-3  # relative, of a norm: float32 means
+NOISE_SLACK = 0.06  # relative, of a deviation estimated from WIDE numbers: over five std. errors
+COUNTS = 300  # rounds used to estimate the noise of a count
+OWN = 0x0A4D17  # separates the canaries' stream from any aggregator's noise
+SOON = 160  # rounds within which a threshold must reach the median
 
 
 class Aggregator(Protocol):
-    """One round's private mean of updates, and what it claims."""
+    """The private mean of one round's updates, and its claims."""
 
     name: str
-    clip: float  # of one update, the first one if it adapts
-    noise_multiplier: float  # deviation of the noise in the sum over the clip
-    cohort: int  # clients a round, and the denominator
+    clip: float  # of one update; the initial one if it adapts
+    noise_multiplier: float  # standard deviation of the noise on the sum, over the clip
+    cohort: int  # clients per round, and the denominator
 
     def __call__(
         self, updates: Sequence[np.ndarray], counts: Sequence[int], seed: int
@@ -47,18 +47,18 @@ Check = Callable[[Make], tuple[bool, str]]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """One clause of the contract, whether it is kept, and what was measured."""
+class ClauseResult:
+    """One clause of the contract, whether it holds, and what was measured."""
 
     clause: str
     kept: bool
     measured: str
 
 
-def conform(make: Make) -> list[Verdict]:
-    """All clauses; one whose check the aggregator ends with an error is not kept.
+def conform(make: Make) -> list[ClauseResult]:
+    """Check all clauses; a clause fails if its check ends with an error.
 
-    A round of hostile input may be refused with a ValueError.
+    An aggregator may refuse a round of hostile input with a ValueError.
     """
     _refuse_unplayable(make)
     checks = [*CLAUSES, *(ADAPTIVE if hasattr(make(), "threshold") else ())]
@@ -66,7 +66,7 @@ def conform(make: Make) -> list[Verdict]:
 
 
 def _refuse_unplayable(make: Make) -> None:
-    """An adapter that fails on an ordinary round says nothing of its aggregator."""
+    """Refuse an adapter that fails on an ordinary round, before its aggregator is tested."""
     claim = make()
     try:
         released = _round(make, _people(claim.cohort, DIM, claim.clip / 2))
@@ -74,28 +74,28 @@ def _refuse_unplayable(make: Make) -> None:
         why = str(problem).partition("\n")[0].rstrip(".")
         raise UserError(
             f"The adapter of '{claim.name}' fails on an ordinary round with "
-            f"{type(problem).__name__}: {why}; correct the adapter first."
+            f"{type(problem).__name__}: {why}. Fix the adapter first."
         ) from problem
     if released.shape != (DIM,):
         raise UserError(
-            f"The adapter of '{claim.name}' returns a shape of {list(released.shape)} for updates "
-            f"of {DIM} numbers; return the mean update."
+            f"The adapter of '{claim.name}' returns the shape {list(released.shape)} for updates "
+            f"of {DIM} numbers. Return the mean update."
         )
 
 
-def _checked(check: Check, make: Make) -> Verdict:
+def _checked(check: Check, make: Make) -> ClauseResult:
     clause = (check.__doc__ or "").partition("\n")[0].rstrip(".")
     try:
         kept, measured = check(make)
-    except Exception as problem:  # it is somebody else's code
+    except Exception as problem:  # third-party code can raise anything
         refused = isinstance(problem, ValueError) and check in MAY_REFUSE
         text = str(problem).partition("\n")[0].rstrip(".")
-        how = "the round is refused" if refused else f"it ended with {type(problem).__name__}"
-        return Verdict(clause, refused, f"{how}: {text}")
-    return Verdict(clause, kept, measured)
+        how = "the round is refused" if refused else f"failed with {type(problem).__name__}"
+        return ClauseResult(clause, refused, f"{how}: {text}")
+    return ClauseResult(clause, kept, measured)
 
 
-# ------------------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------------------ inputs
 
 
 def _people(cohort: int, dim: int, length: float) -> list[np.ndarray]:
@@ -108,7 +108,7 @@ def _people(cohort: int, dim: int, length: float) -> list[np.ndarray]:
 def _round(
     make: Make, updates: Sequence[np.ndarray], counts: Sequence[int] | None = None, seed: int = 0
 ) -> np.ndarray:
-    """A fresh aggregator's first round; it gets copies, so that none can be written to."""
+    """The first round of a new aggregator, on copies, so that it cannot modify the originals."""
     counts = [10] * len(updates) if counts is None else counts
     with np.errstate(all="ignore"):
         released = make()([np.array(update) for update in updates], list(counts), seed)
@@ -123,11 +123,11 @@ def _with(updates: Sequence[np.ndarray], first: np.ndarray) -> list[np.ndarray]:
 
 
 def zero_update(make: Make) -> tuple[bool, str]:
-    """An update of zero is an update."""
+    """A zero update is accepted."""
     claim = make()
     people = _people(claim.cohort, DIM, claim.clip)
     released = _round(make, _with(people, np.zeros(DIM, dtype=np.float32)))
-    return bool(np.isfinite(released).all()), "the round went through"
+    return bool(np.isfinite(released).all()), "the round succeeded"
 
 
 def bounded_influence(make: Make) -> tuple[bool, str]:
@@ -139,7 +139,7 @@ def bounded_influence(make: Make) -> tuple[bool, str]:
     long = [(10.0**power) * claim.clip * people[0] for power in (-1, 0, 1, 4, 12)]
     moves = [np.linalg.norm(_round(make, _with(people, row)) - still) for row in long]
     worst, allowed = float(max(moves)), claim.clip / claim.cohort
-    return worst <= allowed * (1 + SLACK), f"{worst / allowed:.3g} times as much at most"
+    return worst <= allowed * (1 + SLACK), f"at most {worst / allowed:.3g} times as much"
 
 
 def broken_update(make: Make) -> tuple[bool, str]:
@@ -156,13 +156,13 @@ def broken_update(make: Make) -> tuple[bool, str]:
 
 
 def example_counts(make: Make) -> tuple[bool, str]:
-    """A client with many examples moves the mean by no more than any other."""
+    """A client with many examples moves the mean no more than any other."""
     claim = make()
     people = _people(claim.cohort, DIM, claim.clip)
     counts = [1000] + [1] * (claim.cohort - 1)
     move = _round(make, people, counts) - _round(make, _with(people, 1e-6 * people[0]), counts)
     share = float(np.linalg.norm(move)) / (claim.clip / claim.cohort)
-    return share <= 1 + SLACK, f"{share:.3g} times clip/cohort with 1000 examples beside 1"
+    return share <= 1 + SLACK, f"{share:.3g} times clip/cohort with 1000 examples next to 1"
 
 
 def public_denominator(make: Make) -> tuple[bool, str]:
@@ -181,13 +181,13 @@ def public_denominator(make: Make) -> tuple[bool, str]:
 
 
 def _noise(make: Make, arrived: int, seed: int = 0) -> np.ndarray:
-    """The noise of a round whose updates are next to nothing."""
+    """The noise of a round with negligible updates."""
     tiny = 1e-9 * make().clip
     return _round(make, _people(arrived, WIDE, tiny), seed=seed)
 
 
 def _playable(make: Make) -> list[int]:
-    """How many may arrive: the cohort, and half of it unless such a round is refused."""
+    """Numbers of clients to test: the cohort, and half of it unless such a round is refused."""
     cohort = make().cohort
     try:
         _noise(make, cohort // 2)
@@ -197,7 +197,7 @@ def _playable(make: Make) -> list[int]:
 
 
 def enough_noise(make: Make) -> tuple[bool, str]:
-    """Noise on the mean has at least the deviation multiplier·clip/cohort, whoever comes."""
+    """Noise on the mean has at least the deviation multiplier·clip/cohort, for any attendance."""
     claim = make()
     wanted = claim.noise_multiplier * claim.clip / claim.cohort
     found = [float(np.std(_noise(make, came))) for came in _playable(make)]
@@ -213,7 +213,7 @@ def noise_everywhere(make: Make) -> tuple[bool, str]:
     spread = rows.std(axis=0) / rows.std()
     tails = float(kurtosis(rows, axis=None))
     low, high = float(spread.min()), float(spread.max())
-    even = low > 0.25 and high < 2.1  # of 20 draws each: beyond six errors
+    even = low > 0.25 and high < 2.1  # of 20 draws each: beyond six standard errors
     text = f"deviations from {low:.2f} to {high:.2f} of their mean, excess kurtosis {tails:.2f}"
     return even and abs(tails) < 0.2, text
 
@@ -227,7 +227,7 @@ def fresh_noise(make: Make) -> tuple[bool, str]:
         for seed in (1, 2)
     ]
     alike = _correlation(*rounds)
-    return abs(alike) < 6 / math.sqrt(WIDE), f"two rounds are alike by {alike:.3f}"
+    return abs(alike) < 6 / math.sqrt(WIDE), f"correlation of two rounds: {alike:.3f}"
 
 
 def _correlation(first: np.ndarray, second: np.ndarray) -> float:
@@ -241,7 +241,7 @@ def audited(make: Make) -> tuple[bool, str]:
     lower = bounds.alignment_mu(rounds)
     found, claimed = (bounds.gaussian_epsilon(level, DELTA) for level in (lower, mu))
     text = f"ε ≥ {found:.3g} found, ε = {claimed:.3g} claimed, at δ = {DELTA:g}"
-    said = "canaries say that they have 100 examples, the others 10"
+    said = "canaries report 100 examples, the others 10"
     return bounds.alignment_p(rounds, mu) >= ALARM, f"{text}; {said}"
 
 
@@ -281,14 +281,14 @@ def _lengths(cohort: int, median: float) -> np.ndarray:
 
 
 def finds_the_median(make: Make) -> tuple[bool, str]:
-    """A threshold far below or above the median comes to it."""
+    """A threshold far below or above the median converges to it."""
     found = [_went_to(make, factor) for factor in (1e3, 1e-3)]
     kept = all(0.5 < place < 2 for place in found)
     return kept, f"from below to {found[0]:.3g}, from above to {found[1]:.3g} medians"
 
 
 def _went_to(make: Make, factor: float) -> float:
-    """Where the threshold stands after some rounds, over the median of the lengths."""
+    """The threshold after some rounds, over the median of the lengths."""
     aggregator: Any = make()
     median = factor * aggregator.clip
     directions = _people(aggregator.cohort, DIM, 1.0)
@@ -306,13 +306,13 @@ def noise_of_its_round(make: Make) -> tuple[bool, str]:
     """Noise covers the threshold that the round's updates were clipped to."""
     least = _least_multiplier(make)
     share = least / make().noise_multiplier
-    return share >= 1 - NOISE_SLACK, f"{share:.3g} times the claimed deviation at least"
+    return share >= 1 - NOISE_SLACK, f"at least {share:.3g} times the claimed deviation"
 
 
 def _least_multiplier(make: Make) -> float:
     """The deviation of a first round's noise over the first threshold, for long and short updates.
 
-    Of the difference of two rounds with the same updates, in which these cancel.
+    Taken from the difference of two rounds with the same updates, which cancel.
     """
     claim = make()
     found = []
@@ -326,8 +326,8 @@ def _least_multiplier(make: Make) -> float:
 def sum_and_count(make: Make) -> tuple[bool, str]:
     """Sum and count together are as private as one release of the claimed multiplier.
 
-    A client that comes or goes moves the count by `move` of its noise's deviations.
-    The noise is taken for as large as its draws allow.
+    A client that is added or removed moves the count by `move` standard deviations of its noise.
+    The noise is taken to be as large as its draws allow.
     """
     claim = make()
     people = _people(claim.cohort, DIM, claim.clip / 2)
@@ -341,13 +341,13 @@ def sum_and_count(make: Make) -> tuple[bool, str]:
     move = max(abs(step) for step in moves) / noise
     joint = (_least_multiplier(make) ** -2 + move**2) ** -0.5
     share = joint / claim.noise_multiplier
-    text = f"{share:.3g} times the claimed multiplier at most"
-    text += f"; one client moves the count by {move:.3g} σ or more"
+    text = f"at most {share:.3g} times the claimed multiplier"
+    text += f"; one client moves the count by at least {move:.3g} σ"
     return share >= 1 - NOISE_SLACK, text
 
 
 def _at_most(draws: np.ndarray) -> float:
-    """A bound on the deviation of normal numbers, above it but for a chance of ALARM."""
+    """An upper bound on the deviation of normal numbers, which fails with probability ALARM."""
     from scipy.stats import chi2
 
     low = float(chi2.ppf(ALARM, len(draws) - 1))

@@ -1,4 +1,4 @@
-"""From what a run's canaries showed to lower bounds on ε and p-values of its proof."""
+"""Turns what a run's canaries revealed into lower bounds on ε and p-values of its proof."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import events
 from fedveil.audit import bounds, guessing
 from fedveil.audit.canaries import Canaries, WorkingCanaries
 from fedveil.audit.listening import Heard
-from fedveil.audit.report import Bound, Estimate, Finding
-from fedveil.parts.bound import AdaptiveClip
-from fedveil.privacy import accounting, events
-from fedveil.privacy.statement import VIEWS, guarantee
+from fedveil.audit.report import Estimate, LowerBound, ViewFinding
+from fedveil.privacy.guarantee import VIEWS, guarantee
 from fedveil.recipe import View
-from fedveil.training import Training
+from fedveil.training.run import Training
 
 POINTS = 25  # of a claimed privacy profile
-TYPICAL = 30.0  # an ε beyond which more guesses do not help
+TYPICAL = 30.0  # beyond this ε more guesses do not help
 
 GAUSSIAN = (
     "that noise is isotropic and Gaussian, that messages add up, that cohorts are drawn as "
-    "accounted, and that their accounting is tight; what the others sent is known"
+    "accounted, that their accounting is tight, and that the auditor knows what the others sent"
 )
-ONE_RUN = "nothing of the mechanism; fair coins put canaries in or left them out"
+ONE_RUN = "nothing about the mechanism except that fair coins decide which canaries take part"
 CURVE = "fair coins, and that the whole run's trade-off curve is that of a Gaussian release"
 COSINE = "what the bound assumes"
 PROJECTED = (
@@ -35,12 +35,12 @@ PROJECTED = (
 )
 
 
-class Seen:
-    """What a whole run showed of its canaries: alignments, scores by view, participations."""
+class CanaryEvidence:
+    """What a run revealed about its canaries: alignments, scores by view, participations."""
 
     def __init__(self, canaries: Canaries, ridge: float | None = None) -> None:
         self.canaries = canaries
-        self.ridge = ridge  # tells canaries apart whose directions are alike
+        self.ridge = ridge  # separates canaries with similar directions
         self.aligned: list[bounds.Aligned] = []  # of releases
         self.own: list[bounds.Aligned] = []  # of canaries' own messages
         self.scores = {view: np.zeros(len(canaries.places)) for view in VIEWS}
@@ -48,11 +48,11 @@ class Seen:
 
     @property
     def cosine(self) -> float:
-        """About the mean cosine of a canary with the releases that it took part in."""
+        """Approximate mean cosine of a canary with the releases in which it took part."""
         return bounds.estimated_mu(self.aligned) / math.sqrt(self.canaries.dim)
 
     def take_in(self, heard: Heard, directions: np.ndarray) -> None:
-        """One round: how canaries lie to what was released, and to their own messages."""
+        """Add one round: alignment of canaries with the release and with their own messages."""
         who = heard.who
         self.taken[who] += 1
         if heard.release is None or not np.isfinite(heard.release).all():
@@ -71,41 +71,47 @@ class Seen:
             self.own += bounds.Aligned.of(row, sent)
 
 
-# ------------------------------------------------------------------------------ what is claimed
+# ------------------------------------------------------------------------------ claims
 
 
 def proven(training: Training, view: View) -> float:
-    """The ε that is claimed of this run, towards a view."""
+    """The ε claimed for this run in a view."""
     size = (training.task.dim, training.data.clients, training.rounds)
     return guarantee(training.recipe, *size, training.delta, view).epsilon
 
 
 def sum_release(training: Training, view: View) -> events.Release:
-    """What is claimed of one round's sum alone, without what an adaptive clip counts beside it."""
+    """The claimed release of one round's sum, without the count of an adaptive clip."""
     recipe, dim, population = training.recipe, training.task.dim, training.data.clients
     if recipe.noise.at == "server" and view != "models":
         return recipe.release(dim, population, view)
     message = recipe.message(dim)
     sensitivity = message.sensitivity(recipe.adjacency(view))
-    summands, expected = recipe.summands(population, view), recipe.cohort.expected(population)
-    return recipe.noise.event(message, sensitivity, summands, expected)
+    noise_shares, expected = (
+        recipe.noise_shares(population, view),
+        recipe.cohort.expected(population),
+    )
+    return recipe.noise.event(message, sensitivity, noise_shares, expected)
 
 
-def unaudited(training: Training, view: View) -> Finding | None:
-    """A view in which nothing is claimed, or nothing is simulated; None if there is something."""
+def unaudited(training: Training, view: View) -> ViewFinding | None:
+    """The finding for a view without a claim or without a simulation; None for any other view."""
     claimed = proven(training, view)
     if not math.isfinite(claimed):
         release = training.recipe.release(training.task.dim, training.data.clients, view)
         why = release.reason if isinstance(release, events.NonPrivate) else "ε is not finite"
-        return Finding(view, claimed, silent=f"nothing is proven, since {why}")
+        return ViewFinding(view, claimed, silent=f"nothing is proven, because {why}")
+    if training.recipe.noise.correlated:
+        why = "its noise is one release over the run, and the audit tests single rounds"
+        return ViewFinding(view, claimed, silent=why)
     if view == "messages" and not training.recipe.noise.on_messages:
-        why = "clients' noise is drawn as one vector here, so no message is to be seen"
-        return Finding(view, claimed, silent=why)
+        why = "the simulation draws the clients' noise as one vector, so there are no messages"
+        return ViewFinding(view, claimed, silent=why)
     return None
 
 
 def ridge(training: Training) -> float | None:
-    """(noise/message)² over a canary's chance to be in, as the best linear estimate has it."""
+    """(noise/message)² over a canary's probability to take part, as in the best linear estimate."""
     release = sum_release(training, "models")
     if not isinstance(release, events.GaussianRelease):
         return None
@@ -114,7 +120,7 @@ def ridge(training: Training) -> float | None:
 
 
 def factor(training: Training, view: View) -> float:
-    """By how many messages neighbours' sums differ: 1, or 2 where one is replaced."""
+    """The number of messages by which neighbours' sums differ: 1, or 2 under replace-one."""
     message = training.recipe.message(training.task.dim)
     return message.sensitivity(training.recipe.adjacency(view)).l2 / message.l2
 
@@ -124,7 +130,7 @@ def factor(training: Training, view: View) -> float:
 
 @dataclass
 class _Measured:
-    """A noise whose release is what was measured."""
+    """A noise with a measured release."""
 
     inner: Any
     ratio: float
@@ -137,21 +143,20 @@ class _Measured:
 
 
 def epsilon_at(training: Training, mu: float, view: View) -> float:
-    """ε of the run if a message stood μ deviations out of every round's noise, all else as it is.
+    """ε of the run if a message stood out by μ deviations in every round, all else unchanged.
 
-    Of the sum alone: what an adaptive clip counts beside it is not audited.
+    For the sum alone: the count of an adaptive clip is not audited.
     """
     if mu <= 0:
         return 0.0
-    recipe, bound = training.recipe, training.recipe.bound
-    if isinstance(bound, AdaptiveClip):
-        bound = bound.at(bound.start)
+    recipe = training.recipe
+    bound = recipe.bound.at(training.state.parts["bound"])  # which counts nothing by itself
     noise: Any = _Measured(recipe.noise, 1 / (mu * factor(training, view)))
     measured = replace(recipe, noise=noise, bound=bound)
     spent = measured.spent(training.task.dim, training.data.clients, training.rounds, view)
     if isinstance(spent, events.Composed) and isinstance(spent.event, events.GaussianRelease):
         return bounds.gaussian_epsilon(math.sqrt(spent.count) / spent.event.ratio, training.delta)
-    with np.errstate(over="ignore"):  # next to no noise: chances whose ratio is infinite
+    with np.errstate(over="ignore"):  # almost no noise: probabilities with an infinite ratio
         return accounting.epsilon(spent, training.delta)
 
 
@@ -161,17 +166,17 @@ def _estimate(
     return Estimate(epsilon_at(training, bounds.estimated_mu(aligned), view), method, assumes)
 
 
-def by_alignment(training: Training, seen: Seen, view: View, alpha: float) -> Finding:
-    """The fixed-variance Gaussian bound: one canary's μ in one round, composed as accounted."""
+def by_alignment(training: Training, seen: CanaryEvidence, view: View, alpha: float) -> ViewFinding:
+    """The fixed-variance Gaussian bound: μ of one canary in one round, composed as accounted."""
     if (nothing := unaudited(training, view)) is not None:
         return nothing
     release = sum_release(training, view)
     assert isinstance(release, events.GaussianRelease)
     lower = bounds.alignment_mu(seen.aligned, alpha)
-    return Finding(
+    return ViewFinding(
         view,
         proven(training, view),
-        (Bound(epsilon_at(training, lower, view), "gaussian", GAUSSIAN),),
+        (LowerBound(epsilon_at(training, lower, view), "gaussian", GAUSSIAN),),
         _estimate(training, seen.aligned, view, "mean cosine", COSINE),
         bounds.alignment_p(seen.aligned, 1 / (release.ratio * factor(training, view))),
     )
@@ -180,8 +185,8 @@ def by_alignment(training: Training, seen: Seen, view: View, alpha: float) -> Fi
 # ------------------------------------------------------------------------------ coins
 
 
-def by_guesses(training: Training, seen: Seen, view: View, alpha: float) -> Finding:
-    """One-run auditing: how many coins were guessed right, against what privacy allows."""
+def by_guesses(training: Training, seen: CanaryEvidence, view: View, alpha: float) -> ViewFinding:
+    """One-run auditing: the number of coins guessed right, against what privacy allows."""
     if (nothing := unaudited(training, view)) is not None:
         return nothing
     claimed, delta = proven(training, view), training.delta
@@ -192,17 +197,17 @@ def by_guesses(training: Training, seen: Seen, view: View, alpha: float) -> Find
     any_mechanism = guessing.one_run_epsilon(guesses, delta, alpha)
     aligned = seen.own if view == "messages" else seen.aligned
     projected = _estimate(training, aligned, view, "projection", PROJECTED)
-    return Finding(
+    return ViewFinding(
         view,
         claimed,
-        (Bound(any_mechanism, "one-run", ONE_RUN), Bound(curve, "f-DP", CURVE)),
+        (LowerBound(any_mechanism, "one-run", ONE_RUN), LowerBound(curve, "f-DP", CURVE)),
         None if isinstance(seen.canaries, WorkingCanaries) else projected,
         _claim_p(training, guesses, claimed, view),
     )
 
 
 def _claim_p(training: Training, guesses: guessing.Guesses, claimed: float, view: View) -> float:
-    """The p-value of the claim: by its (ε, δ) and by its whole profile, whichever says more."""
+    """The p-value of the claim, by its (ε, δ) or by its whole profile, whichever is smaller."""
     size = (training.task.dim, training.data.clients, training.rounds)
     spent = training.recipe.spent(*size, view)
     grid = np.linspace(0.0, min(1.5 * claimed, guessing.MOST), POINTS)
@@ -212,20 +217,20 @@ def _claim_p(training: Training, guesses: guessing.Guesses, claimed: float, view
     return min(2 * min(single, whole), 1.0)
 
 
-# ------------------------------------------------------------------------------ who took part
+# ------------------------------------------------------------------------------ participation
 
 
 def attendance_p(training: Training, taken: np.ndarray) -> float:
-    """The p-value of how often canaries took part, if none did more often than was accounted.
+    """The p-value of the canaries' participations, if none exceeds the accounted rate.
 
-    All of them together, and how many came c times or more, for every c. Numbers that come from
-    fixed-size draws are below those of coins in convex order, so that their tails are at most e
+    Tests the total, and the number of canaries with c participations or more, for every c. Counts
+    from fixed-size draws are below those of coins in convex order, so their tails are at most e
     times a binomial's (docs/audit.md, "Attendance").
     """
     from scipy.stats import binom
 
     rounds, count, rate = training.rounds, len(taken), accounted_rate(training)
-    if int(taken.max(initial=0)) > training.recipe.most(rounds, "models"):
+    if int(taken.max(initial=0)) > training.recipe.max_participations(rounds, "models"):
         return 0.0
     together = float(binom.sf(int(taken.sum()) - 1, count * rounds, rate))
     times = np.arange(1, rounds + 1)
@@ -236,7 +241,7 @@ def attendance_p(training: Training, taken: np.ndarray) -> float:
 
 
 def accounted_rate(training: Training) -> float:
-    """The least chance to take part that an accounting of models counts on; 1 if none does."""
+    """The smallest participation rate that an accounting of `models` relies on; 1 if none does."""
     event = training.recipe.event(training.task.dim, training.data.clients, "models")
     return min(_rates(event.ways if isinstance(event, events.Proven) else (event,)))
 

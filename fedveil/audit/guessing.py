@@ -1,8 +1,8 @@
-"""One-run auditing: fair coins put canaries in or leave them out, and the auditor guesses which.
+"""One-run auditing: fair coins include or exclude canaries, and the auditor guesses which.
 
-How many right guesses a private mechanism allows, at the very most: for (ε, δ), for a whole
-privacy profile, and for a trade-off curve. Nothing else is assumed of the mechanism, nor that
-canaries do not disturb each other (docs/audit.md, "One run").
+Bounds the number of right guesses that a private mechanism allows: for (ε, δ), for a whole privacy
+profile, and for a trade-off curve. Nothing else is assumed about the mechanism; canaries may affect
+each other (docs/audit.md, "One run").
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 
 from fedveil.audit.bounds import ALPHA, DOUBT, largest_rejected
 
-MOST = 50.0  # an ε beyond which no number of guesses tells more
+MOST = 50.0  # beyond this ε no number of guesses reveals more
 SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)  # of the canaries that may be guessed
-TOLERANCE = 1e-6  # of the linear program's answer
+TOLERANCE = 1e-6  # of the linear program's solution
 
 Inverse = Callable[[float], float]
 Profile = Sequence[tuple[float, float]]
@@ -25,9 +25,9 @@ Profile = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Guesses:
-    """Of `canaries` that fair coins put in or left out, `made` were guessed, `right` of them right.
+    """Of `canaries` included by fair coins, `made` were guessed, `right` of them correctly.
 
-    How many are made is fixed before anything is seen.
+    The number of guesses is fixed before anything is observed.
     """
 
     canaries: int
@@ -36,21 +36,21 @@ class Guesses:
 
 
 def guess(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
-    """The highest scores are guessed to be in, as many of the lowest to be out."""
+    """Guess that the highest scores are included and that as many of the lowest are excluded."""
     order, half = np.argsort(scores, kind="stable"), made // 2
     ins, outs = order[len(order) - half :], order[:half]
     return Guesses(len(scores), 2 * half, int(included[ins].sum() + (~included[outs]).sum()))
 
 
 def nothing_p(guesses: Guesses) -> float:
-    """P(at least so many right guesses) if the release tells nothing: a fair binomial's tail."""
+    """P(at least this many right guesses) if the release reveals nothing: a binomial tail."""
     from scipy.stats import binom
 
     return float(binom.sf(guesses.right - 1, guesses.made, 0.5))
 
 
 def profile_p(guesses: Guesses, profile: Profile) -> float:
-    """max P(at least so many right guesses) over all mechanisms that are (ε_j, δ_j)-DP for all j.
+    """max P(at least this many right guesses) over all mechanisms that are (ε_j, δ_j)-DP for all j.
 
     Exact: a worst mechanism depends on the number of right guesses alone, so it solves a linear
     program of made + 1 unknowns. Never above Steinke et al. 2023, Thm. 5.2, where that is a bound.
@@ -72,7 +72,7 @@ def profile_p(guesses: Guesses, profile: Profile) -> float:
 def _constraints(guesses: Guesses, profile: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Σ_j (j·q_j − e^ε(r−j+1)·q_{j−1})₊ + Σ_j ((r−j)·q_j − e^ε(j+1)·q_{j+1})₊ ≤ m·δ, as rows.
 
-    q_j is the chance of j right ones. Each positive part is a column of its own.
+    q_j is the probability of j right guesses. Each positive part is a column of its own.
     """
     from scipy.sparse import bmat, coo_matrix, csr_matrix, eye
 
@@ -92,31 +92,31 @@ def _constraints(guesses: Guesses, profile: Profile) -> tuple[np.ndarray, np.nda
 
 
 def one_run_epsilon(guesses: Guesses, delta: float, alpha: float = ALPHA) -> float:
-    """The lower bound on ε at δ, whatever the mechanism; 0 where doubt is left."""
+    """The lower bound on ε at δ, for any mechanism; 0 if no leak cannot be ruled out."""
     if nothing_p(guesses) > DOUBT:
         return 0.0
     return largest_rejected(lambda e: profile_p(guesses, [(e, delta)]), alpha, MOST)
 
 
 def gaussian_inverse(mu: float) -> Inverse:
-    """x ↦ Φ(Φ⁻¹(x) − μ): the least mass in one world of what has mass x in its neighbour."""
+    """x ↦ Φ(Φ⁻¹(x) − μ): the least mass in one world of an event with mass x in its neighbour."""
     from scipy.special import ndtr, ndtri
 
     return lambda mass: float(ndtr(ndtri(min(mass, 1.0)) - mu))
 
 
 def profile_inverse(profile: Profile) -> Inverse:
-    """x ↦ max_j (x − δ_j)·e^{−ε_j}: the same of all that is (ε_j, δ_j)-DP for all j."""
+    """x ↦ max_j (x − δ_j)·e^{−ε_j}: the same for any mechanism that is (ε_j, δ_j)-DP for all j."""
     epsilons, deltas = np.array(profile).T
     factors = np.exp(-epsilons)
     return lambda mass: max(float(np.max((mass - deltas) * factors)), 0.0)
 
 
 def allowed(guesses: Guesses, chance: float, inverse: Inverse) -> bool:
-    """Whether a trade-off curve leaves room for so many right guesses with at least this chance.
+    """Whether a trade-off curve allows this many right guesses with at least this probability.
 
-    From the top down, the least mass that must lie at i right guesses follows from what lies
-    above; more than 1 in all cannot be.  Mahloujifar et al. 2024, Alg. 3.
+    From the top down, the least mass that must lie at i right guesses follows from the mass above;
+    a total above 1 is impossible.  Mahloujifar et al. 2024, Alg. 3.
     """
     m, r, v = guesses.canaries, guesses.made, guesses.right
     right, wrong = chance * v / m, chance * (r - v) / m
@@ -130,10 +130,10 @@ def allowed(guesses: Guesses, chance: float, inverse: Inverse) -> bool:
 
 
 def trade_off_p(guesses: Guesses, inverse: Inverse) -> float:
-    """A bound on P(at least so many right guesses) under a trade-off curve, to 0.1%."""
+    """A bound on P(at least this many right guesses) under a trade-off curve, to 0.1%."""
     if guesses.right == 0 or allowed(guesses, 1.0, inverse):
         return 1.0
-    low, high = -60.0, 0.0  # logarithms of chances that are allowed, and not
+    low, high = -60.0, 0.0  # log probabilities that are allowed, and not allowed
     while high - low > 1e-3:
         middle = (low + high) / 2
         low, high = (middle, high) if allowed(guesses, math.exp(middle), inverse) else (low, middle)
@@ -148,9 +148,9 @@ def trade_off_mu(guesses: Guesses, alpha: float = ALPHA) -> float:
 
 
 def number_of_guesses(canaries: int, mu: float) -> int:
-    """How many guesses promise most if scores are N(0, 1) out and N(μ, 1) in, an even number.
+    """The most promising even number of guesses if scores are N(0, 1) out and N(μ, 1) in.
 
-    It follows from what is claimed, not from what is seen, so that bounds stay valid.
+    Depends on the claim and not on observations, so that bounds stay valid.
     """
     from scipy.special import ndtr
 
@@ -165,7 +165,7 @@ def number_of_guesses(canaries: int, mu: float) -> int:
 
 
 def _upper_quantile(share: float, mu: float) -> float:
-    """Where an even mixture of N(0, 1) and N(μ, 1) has this share above."""
+    """The point above which an even mixture of N(0, 1) and N(μ, 1) has this share."""
     from scipy.special import ndtr
 
     low, high = -10.0, mu + 10.0

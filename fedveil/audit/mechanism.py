@@ -1,7 +1,7 @@
-"""Black-box tests of noise: search for an event that neighbours make more unlike than is claimed.
+"""Black-box tests of noise: search for an event that violates the claimed privacy.
 
-A noise is drawn many times on two neighbouring messages. Half of the draws choose the event, the
-other half bound its chances exactly, so the choice costs nothing (Bichsel et al. 2021 do alike).
+The noise is drawn many times on two neighbouring messages. Half of the draws choose the event, the
+other half bound its probabilities exactly, so the choice costs nothing (as in Bichsel et al. 2021).
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import events
+from fedveil.accounting.norms import Norms
 from fedveil.audit.bounds import ALPHA, chance_at_least, chance_at_most
 from fedveil.audit.report import ALARM
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
 from fedveil.parts.noise import Noise
 from fedveil.parts.quantize import StochasticRound
-from fedveil.privacy import accounting, events
-from fedveil.privacy.norms import Norms
 
 EPSILONS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
-DELTA = 1e-3  # at which ε is bounded: draws are too few for smaller ones
-CUTS = 200  # of a statistic that are tried
+DELTA = 1e-3  # at which ε is bounded: there are too few draws for smaller values
+CUTS = 200  # tried per statistic
 
 Statistic = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -37,7 +38,7 @@ class Event:
     statistic: str
     sign: float
     cut: float
-    reverse: bool  # whether it is the likelier one on the message that stayed
+    reverse: bool  # whether the event is more likely on the message that did not move
 
     def __str__(self) -> str:
         side = "at least" if self.sign > 0 else "at most"
@@ -47,7 +48,7 @@ class Event:
 
 @dataclass(frozen=True)
 class NoiseAudit:
-    """What draws say of one message's noise, beside what its event says."""
+    """What draws reveal about one message's noise, next to its claimed event."""
 
     noise: Noise
     claimed: float  # ε at DELTA
@@ -68,9 +69,9 @@ def audit_noise(
     trials: int = 10_000,
     alpha: float = ALPHA,
 ) -> NoiseAudit:
-    """Draw the noise of one message on neighbours, and compare with the release it claims."""
-    if not noise.settled:
-        raise UserError(f"{type(noise).__name__}: its amount is not settled; settle it to audit.")
+    """Draw the noise of one message on neighbours, and compare it with the claimed release."""
+    if not noise.calibrated:
+        raise UserError(f"{type(noise).__name__} has no noise level yet. Calibrate it first.")
     message = StochasticRound(levels).norms(within(1.0, dim))
     release = noise.event(message, message, 1.0, 1.0)
     draws = [_drawn(noise, message, trials, rng) for _ in range(4)]
@@ -85,7 +86,7 @@ def audit_noise(
 
 
 def _drawn(noise: Noise, message: Norms, trials: int, rng: np.random.Generator) -> np.ndarray:
-    """[trials, dim]: one release after the other, as a run would draw them."""
+    """[trials, dim]: consecutive releases, drawn as in a run."""
     if noise.on_messages:
         return np.stack([noise.each(message, rng) for _ in range(trials)]).astype(float)
     drawn = [noise.draw(message, 1, 1.0, rng).numpy() for _ in range(trials)]
@@ -93,7 +94,7 @@ def _drawn(noise: Noise, message: Norms, trials: int, rng: np.random.Generator) 
 
 
 def _moves(message: Norms, unit: float) -> Iterator[np.ndarray]:
-    """Each coordinate alone as far as it goes, and all of them together; in noise's own units."""
+    """Each coordinate moved alone as far as possible, and all together; in the noise's units."""
     steps = message.steps
     for axis in np.eye(message.dim):
         yield axis * min(steps.linf, math.floor(steps.l2)) * unit
@@ -110,14 +111,14 @@ STATISTICS: dict[str, Statistic] = {
 
 
 def _worlds(event: Event, first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Statistics where the event is likelier, and where it is less likely."""
+    """The statistics where the event is more likely, and where it is less likely."""
     statistic = STATISTICS[event.statistic]
     values = [event.sign * statistic(y, event.move) for y in (first + event.move, second)]
     return (values[1], values[0]) if event.reverse else (values[0], values[1])
 
 
 def _hits(event: Event, first: np.ndarray, second: np.ndarray) -> tuple[int, int]:
-    """How often the event takes place in each world."""
+    """How often the event occurs in each world."""
     likelier, other = _worlds(event, first, second)
     return int((likelier >= event.cut).sum()), int((other >= event.cut).sum())
 
@@ -127,7 +128,7 @@ Worth = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class _Curve:
-    """How often an event took place in both worlds, cut by cut."""
+    """How often an event occurred in both worlds, for each cut."""
 
     event: Event
     cuts: np.ndarray
@@ -136,7 +137,7 @@ class _Curve:
 
 
 def _curves(draws: list[np.ndarray], moves: list[np.ndarray]) -> list[_Curve]:
-    """Every event that is tried, by its frequencies in these draws."""
+    """Every event to try, with its frequencies in these draws."""
     return [
         _curve(Event(move, name, sign, 0.0, reverse), draws)
         for move in moves
@@ -155,7 +156,7 @@ def _curve(event: Event, draws: list[np.ndarray]) -> _Curve:
 
 
 def _chosen(curves: list[_Curve], worth: Worth) -> Event:
-    """The event of most worth."""
+    """The event with the largest `worth`."""
     values = [worth(curve.likelier, curve.other) for curve in curves]
     best = int(np.argmax([value.max() for value in values]))
     return replace(curves[best].event, cut=float(curves[best].cuts[int(values[best].argmax())]))
@@ -166,14 +167,14 @@ def _excess(factor: float, p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 
 def _likely_bound(trials: int, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """What bound an event with these frequencies will give, about."""
+    """The approximate bound that an event with these frequencies will give."""
     least = p - 2 * np.sqrt(p * (1 - p) / trials) - DELTA
     most = q + 2 * np.sqrt(q * (1 - q) / trials) + 4 / trials
     return np.asarray(np.log(np.maximum(least, 1e-12) / most))
 
 
 def _audited(draws: list[np.ndarray], curves: list[_Curve], alpha: float) -> float:
-    """log((P − δ)/Q) of the event that looked best, with both chances bounded."""
+    """log((P − δ)/Q) of the most promising event, with both probabilities bounded."""
     trials = len(draws[0])
     best = _chosen(curves, functools.partial(_likely_bound, trials))
     hits, others = _hits(best, *draws[2:])
@@ -183,7 +184,7 @@ def _audited(draws: list[np.ndarray], curves: list[_Curve], alpha: float) -> flo
 
 
 def _violation(draws: list[np.ndarray], curves: list[_Curve], release: events.Release) -> str:
-    """The first ε at which an event is more unlike than the release claims, with certainty."""
+    """The first ε at which an event exceeds the claimed release, with certainty."""
     trials, share = len(draws[0]), ALARM / len(EPSILONS) / 2
     for epsilon in EPSILONS:
         factor = math.exp(epsilon)

@@ -1,4 +1,4 @@
-"""What an audit found: lower bounds on ε beside the proven ones, what they assume, and alarms."""
+"""The result of an audit: lower bounds on ε next to the proven ones, assumptions, and alarms."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedveil.privacy.statement import VIEWS, rounded_up
+from fedveil.accounting.rounding import rounded_up, short
+from fedveil.privacy.guarantee import VIEWS
 from fedveil.recipe import View
 
-ALARM = 1e-6  # a p-value below it contradicts the proof; an audit looks at four at most
+ALARM = 1e-6  # a p-value below it contradicts the proof; an audit computes four at most
 
 
 @dataclass(frozen=True)
-class Bound:
-    """ε is at least this, at the audit's confidence, if what it assumes is true."""
+class LowerBound:
+    """A lower bound on ε at the audit's confidence, if its assumptions hold."""
 
     epsilon: float
     method: str
@@ -24,7 +25,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Estimate:
-    """ε is about this: no bound, and no part of an alarm."""
+    """An estimate of ε: not a bound, and not part of an alarm."""
 
     epsilon: float
     method: str
@@ -32,19 +33,19 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """What the canaries tell of one view."""
+class ViewFinding:
+    """What the canaries reveal in one view."""
 
     view: View
     proven: float
-    bounds: tuple[Bound, ...] = ()  # the first is the one to read
+    bounds: tuple[LowerBound, ...] = ()  # the first is the one to read
     estimate: Estimate | None = None
-    p_value: float = 1.0  # of what was seen, if the proof is true of this run
+    p_value: float = 1.0  # of the observations, if the proof holds for this run
     silent: str = ""  # why there is nothing to audit
 
     @property
     def audited(self) -> float:
-        """The lower bound on ε; 0 where there is none."""
+        """The lower bound on ε; 0 if there is none."""
         return self.bounds[0].epsilon if self.bounds else 0.0
 
     @property
@@ -53,23 +54,23 @@ class Finding:
         return self.p_value < ALARM
 
     def sentence(self, confidence: float) -> str:
-        """The finding in a line."""
+        """The finding in one line."""
         if self.silent:
             return f"not audited: {self.silent}"
         found = f"ε ≥ {down(self.audited)} found ({confidence:.0%})"
         text = f"{found}, ε ≤ {rounded_up(self.proven)} proven"
         if self.estimate is not None:
-            text += f"; estimate {down(self.estimate.epsilon)}"
+            text += f". Estimate: {down(self.estimate.epsilon)}"
         for other in self.bounds[1:]:
-            text += f"; by {other.method} ε ≥ {down(other.epsilon)}"
+            text += f". By {other.method}: ε ≥ {down(other.epsilon)}"
         if self.alarm:
-            text += f"; CONTRADICTS the proof (p = {self.p_value:.1g})"
+            text += f". CONTRADICTS the proof (p = {self.p_value:.1g})"
         return text
 
 
 @dataclass(frozen=True)
 class Audit:
-    """One run's findings, view by view, and how often its canaries took part."""
+    """The findings of one run by view, and the participation of its canaries."""
 
     name: str
     unit: str
@@ -80,8 +81,8 @@ class Audit:
     dim: int
     delta: float
     alpha: float
-    findings: tuple[Finding, ...]
-    attendance: float  # p-value of how often canaries took part
+    findings: tuple[ViewFinding, ...]
+    attendance: float  # p-value of the canaries' participations
     cosine: float | None = None  # mean of a canary with its releases; N(0, 1/d) without a leak
 
     @property
@@ -89,34 +90,34 @@ class Audit:
         """Whether anything contradicts the proof."""
         return self.attendance < ALARM or any(finding.alarm for finding in self.findings)
 
-    def towards(self, view: View) -> Finding:
+    def towards(self, view: View) -> ViewFinding:
         """The finding of one view."""
         return self.findings[VIEWS.index(view)]
 
     def entries(self) -> Iterator[tuple[str, str]]:
-        """Labels and texts, as a reader needs them."""
+        """Labels and texts for display."""
         yield (
             "Audited",
             f"{self.name} on {self.data}: {self.canaries:,} canary {self.unit}s among "
-            f"{self.population:,}, {self.rounds} rounds, δ = {self.delta:g}.",
+            f"{self.population:,}, {self.rounds} rounds, δ = {short(self.delta)}.",
         )
         for finding in self.findings:
             yield f"  {finding.view}", finding.sentence(1 - self.alpha) + "."
         yield from self._methods()
         if self.cosine is not None:
             spread = 1 / math.sqrt(self.dim)
-            text = f"a canary's mean cosine with its releases is {self.cosine:.3g}"
-            yield "Statistic", f"{text}; a single one without a leak is about N(0, {spread:.3g}²)."
+            text = f"the mean cosine of a canary with its releases is {self.cosine:.3g}"
+            yield "Statistic", f"{text}. Without a leak a single one is about N(0, {spread:.3g}²)."
         yield "Attendance", self._attendance()
         yield "Verdict", self.verdict()
 
     def _methods(self) -> Iterator[tuple[str, str]]:
         bounds = {bound.method: bound for found in self.findings for bound in found.bounds}
         for bound in bounds.values():
-            yield "Method", f"{bound.method}; it assumes {bound.assumes}."
+            yield "Method", f"{bound.method}. Assumes {bound.assumes}."
         estimates = {one.method: one for found in self.findings if (one := found.estimate)}
         for one in estimates.values():
-            yield "Estimate", f"{one.method}, no bound; it assumes {one.assumes}."
+            yield "Estimate", f"{one.method}, not a bound. Assumes {one.assumes}."
 
     def _attendance(self) -> str:
         if self.attendance < ALARM:
@@ -124,17 +125,17 @@ class Audit:
         return "canaries took part no more often than accounted."
 
     def verdict(self) -> str:
-        """Whether the proof stands."""
+        """Whether the proof holds up."""
         if self.alarm:
-            return "this run CONTRADICTS its proof; do not rely on the proven ε."
+            return "this run CONTRADICTS its proof. Do not rely on the proven ε."
         calm = "nothing in this run contradicts the proven ε"
         if not any(finding.audited > finding.proven for finding in self.findings):
             return f"{calm}."
         often = f"{self.alpha:.0%} of runs with a tight proof"
-        return f"{calm}; a bound above it is seen in {often}, so audit with another seed."
+        return f"{calm}. A bound above it occurs in {often}: audit with another seed."
 
     def plain(self) -> dict[str, Any]:
-        """As plain values, for JSON; what is not finite is null."""
+        """Plain values for JSON; numbers that are not finite become null."""
         return {**_finite(asdict(self)), "alarm": self.alarm, "verdict": self.verdict()}
 
 
@@ -148,7 +149,7 @@ def _finite(value: Any) -> Any:
 
 
 def down(number: float) -> str:
-    """A number in three digits, never larger than it is.
+    """A number in three digits, rounded down.
 
     >>> down(3.6279), down(0.0), down(float("inf"))
     ('3.62', '0', '∞')

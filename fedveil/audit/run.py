@@ -1,4 +1,4 @@
-"""audit: play a run with canaries in it, and say how much privacy it has lost at least."""
+"""audit: train with canaries and bound the privacy loss from below."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from torch import nn
 
+from fedveil.accounting import events
 from fedveil.audit import evidence
 from fedveil.audit.bounds import ALPHA
 from fedveil.audit.canaries import (
@@ -19,16 +20,17 @@ from fedveil.audit.canaries import (
 )
 from fedveil.audit.listening import Heard, listening
 from fedveil.audit.report import Audit
-from fedveil.charging import refuse_on_budget
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError, unknown
-from fedveil.loop import play_round
-from fedveil.privacy import events
-from fedveil.privacy.statement import VIEWS
+from fedveil.ledger.charging import refuse_on_budget
+from fedveil.loop import run_round
+from fedveil.models.losses import target_of
+from fedveil.privacy.guarantee import VIEWS
+from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
-from fedveil.streams import stream
 from fedveil.threads import one_thread_each
-from fedveil.training import Training, prepare
+from fedveil.training.prepare import prepare
+from fedveil.training.run import Training
 
 LEAST, MOST = 10, 100_000  # canaries
 
@@ -54,7 +56,7 @@ def audit(
 ) -> Audit:
     """Train once with canaries among the units, and bound ε from below in every view.
 
-    By the fixed-variance Gaussian bound where noise is Gaussian, else by one-run auditing.
+    Uses the fixed-variance Gaussian bound for Gaussian noise, one-run auditing for any other.
     """
     mixed, places = place_canaries(recipe, data, canaries, kind, seed)
     training = prepare(
@@ -66,13 +68,18 @@ def audit(
 def place_canaries(
     recipe: Recipe, data: Federated, count: int, kind: Kind, seed: int
 ) -> tuple[Federated, np.ndarray]:
-    """The recipe's population with canaries in it, and where they are."""
+    """The recipe's population with canaries, and their positions."""
     if not LEAST <= count <= MOST:
-        raise UserError(f"canaries is {count}; it must be a whole number from {LEAST} to {MOST}.")
+        raise UserError(f"canaries is {count}. Give a whole number from {LEAST} to {MOST}.")
     if not recipe.private:
         raise UserError(
-            f"{recipe.name} adds no noise and promises nothing, so there is nothing to audit; "
-            "choose a private algorithm."
+            f"{recipe.name} adds no noise and claims no privacy, so there is nothing to audit. "
+            "Choose a private algorithm."
+        )
+    if recipe.by_record:
+        raise UserError(
+            f"{recipe.name} protects records inside silos, and an audit has no canaries for them. "
+            "Audit the step inside a silo: dp_sgd with the same clip, rate and noise."
         )
     if kind not in KINDS:
         raise unknown("kind of canary", kind, KINDS)
@@ -82,10 +89,10 @@ def place_canaries(
         data = data.by_example()
     if kind == "direction":
         return with_canaries(data, count, rng)
-    if recipe.unit != "example" or data.loss != "cross_entropy":
+    if recipe.unit != "example" or target_of(data.loss) != "class":
         raise UserError(
-            "Mislabelled canaries are examples with a wrong class, for recipes that protect "
-            "examples; use canaries of the kind direction."
+            "Mislabelled canaries need a recipe that protects examples and data with classes. Use "
+            "canaries of the kind direction."
         )
     return with_mislabelled(data, count, rng)
 
@@ -97,9 +104,9 @@ def audited(
     method: Method = "auto",
     alpha: float = ALPHA,
 ) -> Audit:
-    """Play a prepared training whose units at `places` are canaries, and look at what it shows."""
+    """Run a prepared training whose units at `places` are canaries, and evaluate them."""
     if not 0 < alpha < 0.5:
-        raise UserError(f"alpha is {alpha}; it must lie between 0 and 0.5, such as 0.05.")
+        raise UserError(f"alpha is {alpha}. Give a number between 0 and 0.5, such as 0.05.")
     by_coins = _by_coins(training, kind, method)
     signs = _coins(training, len(places)) if by_coins else np.ones(len(places))
     make = Canaries if kind == "direction" else WorkingCanaries
@@ -123,37 +130,37 @@ def audited(
 
 
 def _by_coins(training: Training, kind: Kind, method: Method) -> bool:
-    """Whether canaries are put in by coins; a bound by alignment needs them all, and Gaussians."""
+    """Whether coins include canaries; alignment needs all canaries and Gaussian noise."""
     if method not in METHODS:
         raise unknown("method", method, METHODS)
     release = evidence.sum_release(training, "models")
     fits = isinstance(release, events.GaussianRelease) and kind == "direction"
     if method == "gaussian" and not fits:
         raise UserError(
-            "The method gaussian needs Gaussian noise and canaries of the kind direction; use the "
+            "The method gaussian needs Gaussian noise and canaries of the kind direction. Use the "
             "method one-run."
         )
     return method == "one-run" or not fits
 
 
 def _coins(training: Training, count: int) -> np.ndarray:
-    """Fair coins: 1 or 0, or 1 or −1 where a neighbour sends something else."""
+    """Fair coins: 1 or 0, or 1 or −1 under replace-one adjacency."""
     other = -1.0 if training.recipe.adjacency("models") == "replace-one" else 0.0
     return np.where(stream(training.key, 0, "coins of canaries").random(count) < 0.5, 1.0, other)
 
 
-def _play(training: Training, canaries: Canaries) -> evidence.Seen:
-    """All rounds; only sums over canaries are kept."""
+def _play(training: Training, canaries: Canaries) -> evidence.CanaryEvidence:
+    """Run all rounds; keeps only sums over canaries."""
     engine = CanaryEngine(training.engine, canaries, training.recipe)
     heard = Heard(canaries, engine, training.recipe.cohort.expected(training.data.clients))
     recipe = listening(training.recipe, heard)
     alike = isinstance(canaries, WorkingCanaries)
-    seen = evidence.Seen(canaries, evidence.ridge(training) if alike else None)
+    seen = evidence.CanaryEvidence(canaries, evidence.ridge(training) if alike else None)
     while not training.finished:
         k = training.state.round
         engine.begin(k, training.state.x, training.data)
-        with one_thread_each():  # the engine adds up what it sees, group after group
-            training.state, _ = play_round(
+        with one_thread_each():  # the engine accumulates its observations group by group
+            training.state, _ = run_round(
                 recipe, training.state, training.data, engine, training.key
             )
         seen.take_in(heard, canaries.directions(k))

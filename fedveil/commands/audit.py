@@ -1,4 +1,4 @@
-"""`fedveil audit` and `fedveil conform`: what is found against what is claimed."""
+"""`fedveil audit` and `fedveil conform`: test a privacy claim by experiment."""
 
 from __future__ import annotations
 
@@ -10,38 +10,45 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.accounting.rounding import short
 from fedveil.commands import flags
 from fedveil.errors import UserError
-from fedveil.imports import module_named
+from fedveil.serialization.imports import module_named
 
 if TYPE_CHECKING:
     from fedveil.audit.report import Audit
 
 
 def audit(
-    target: Annotated[Path, typer.Argument(help="A TOML file of settings, or a run's directory.")],
-    canaries: Annotated[int, typer.Option(help="Canary units to add to the population.")] = 500,
+    target: Annotated[Path, typer.Argument(help="Settings file (TOML), or a run's directory.")],
+    canaries: Annotated[
+        int, typer.Option(help="Number of canaries to add to the population.")
+    ] = 500,
     kind: Annotated[
-        str, typer.Option(help="direction, or mislabelled (where examples are protected).")
+        str,
+        typer.Option(help="Kind of canary: direction, or mislabelled (for example-level privacy)."),
     ] = "direction",
-    method: Annotated[str, typer.Option(help="auto, gaussian or one-run.")] = "auto",
-    confidence: Annotated[float, typer.Option(help="Of the lower bound.")] = 0.95,
+    method: Annotated[
+        str, typer.Option(help="Auditing method: auto, gaussian or one-run.")
+    ] = "auto",
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
     rounds: Annotated[
-        int | None, typer.Option(help="Other than the settings say; noise is settled anew.")
+        int | None,
+        typer.Option(help="Number of rounds, instead of the settings'. Noise is recalibrated."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Other than the settings say.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed, instead of the settings'.")] = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Train once with canaries, and bound ε from below.
+    """Train once with canaries and bound ε from below.
 
-    The bound stands beside what is proven. Ends with 1 if the run contradicts its proof. The model
-    of an audited run is thrown away.
+    Shows the empirical lower bound beside the proven ε. Exits with code 1 if they contradict each
+    other. The model of an audited run is discarded.
     """
-    from fedveil.progress import entry, show_json, waiting
+    from fedveil.commands.progress import entry, show_json, waiting
 
     if not 0.5 < confidence < 1:
         raise UserError(
-            f"confidence is {confidence:g}; it must lie between 0.5 and 1, such as 0.95."
+            f"--confidence is {short(confidence)}. Give a number between 0.5 and 1, such as 0.95."
         )
     asked = flags.given(rounds=rounds, seed=seed)
     with waiting("Training with canaries …"):
@@ -56,15 +63,16 @@ def audit(
 
 
 def conform(
-    module: Annotated[str, typer.Argument(help="my_adapter.py or package.my_adapter.")],
+    module: Annotated[str, typer.Argument(help="Adapter: my_adapter.py or package.my_adapter.")],
 ) -> None:
-    """Hold another's aggregator to the contract it claims.
+    """Test another framework's aggregator against its contract.
 
-    The module is an adapter with a list AGGREGATORS of classes, as examples/flower_adapter.py.
-    Ends with 1 if a clause is not kept.
+    Checks the privacy contract that the aggregator claims, clause by clause. The module is an
+    adapter with a list AGGREGATORS of classes, like examples/flower_adapter.py.
+    Exits with code 1 if a clause is broken.
     """
     from fedveil.audit.conform import conform as checked
-    from fedveil.progress import entry
+    from fedveil.commands.progress import entry
 
     broken = 0
     for make in aggregators(module):
@@ -81,20 +89,20 @@ def _audited(
     target: Path, asked: dict[str, Any], canaries: int, kind: Any, method: Any, alpha: float
 ) -> Audit:
     from fedveil.audit.run import audited, place_canaries
-    from fedveil.settings import (
-        load_data,
-        prepare,
+    from fedveil.training.settings import (
+        from_settings,
         read_settings,
         refuse_unnamed_data,
         resolve_recipe,
     )
+    from fedveil.training.sources import load_for
 
     settings = read_settings(target / "recipe.toml" if target.is_dir() else target, asked)
-    refuse_unnamed_data(settings, f"{target}", "audit it from Python")
+    refuse_unnamed_data(settings, f"{target}", "Audit it from Python")
     recipe = resolve_recipe(settings)
-    data = load_data(settings.data)
+    data = load_for(settings)
     mixed, places = place_canaries(recipe, data, canaries, kind, settings.seed)
-    return audited(prepare(settings, mixed), places, kind, method, alpha)
+    return audited(from_settings(settings, mixed), places, kind, method, alpha)
 
 
 def aggregators(name: str) -> list[Any]:
@@ -103,8 +111,8 @@ def aggregators(name: str) -> list[Any]:
     found = getattr(module, "AGGREGATORS", None)
     if not isinstance(found, list | tuple) or not found:
         raise UserError(
-            f"The module '{name}' has no list AGGREGATORS of adapters; define one, as "
-            "examples/flower_adapter.py does."
+            f"The module '{name}' has no list AGGREGATORS of adapters. Define one, as in "
+            "examples/flower_adapter.py."
         )
     for make in found:
         missing = [
@@ -114,8 +122,8 @@ def aggregators(name: str) -> list[Any]:
         ]
         if missing or not callable(make):
             raise UserError(
-                f"An adapter of '{name}' does not say its {', '.join(missing) or 'name'}; give "
-                "name, clip, noise_multiplier and cohort as attributes of its class."
+                f"An adapter of '{name}' lacks {', '.join(missing) or 'a class'}. Define name, "
+                "clip, noise_multiplier and cohort as attributes of its class."
             )
     return list(found)
 
@@ -135,10 +143,10 @@ def _imported(name: str) -> ModuleType:
         why = str(problem).partition("\n")[0]
         if isinstance(problem, ModuleNotFoundError) and problem.name == "flwr":
             raise UserError(
-                f"The adapter '{name}' needs flwr, which is not here; install it by "
-                "`pip install 'fedveil[deploy]'`."
+                f"The adapter '{name}' needs flwr, which is not installed. Install it with "
+                "`pip install 'fedveil[federation]'`."
             ) from problem
         raise UserError(
-            f"Importing the adapter '{name}' failed with {type(problem).__name__}: {why}; correct "
-            "its name or that module."
+            f"Importing the adapter '{name}' failed with {type(problem).__name__}: {why}. Correct "
+            "the name or the module."
         ) from problem

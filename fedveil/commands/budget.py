@@ -1,72 +1,87 @@
-"""`fedveil budget`: what has been spent on each data set, and what may still be."""
+"""`fedveil budget`: the privacy budget of each data set, and what has been spent of it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedveil.accounting.rounding import short
 from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from fedveil.data.federated import Federated
-    from fedveil.privacy.chain import Entry
-    from fedveil.privacy.ledger import Account, Books, Ledger
-    from fedveil.privacy.verify import Verdict
+    from fedveil.ledger.chain import Entry
+    from fedveil.ledger.ledger import Account, Books, Ledger
+    from fedveil.ledger.verify import Verification
+    from fedveil.privacy.calibrate import Budget
     from fedveil.recipe import View
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, suggest_commands=False)
 Target = Annotated[
     str | None,
-    typer.Argument(help="A run's directory, a settings file, or a data set's name or fingerprint."),
+    typer.Argument(help="Run's directory, settings file, or a data set's name or fingerprint."),
 ]
 WIDTH = 13
+SILOS = 8  # named in one line
 
 
 @app.callback()
 def budget() -> None:
-    """See, set and check what all runs on data may spend."""
+    """Show, set and verify the privacy budget of a data set."""
 
 
 @app.command()
 def show(
     target: Target = None,
     delta: Annotated[
-        float | None, typer.Option(help="Say ε at this δ; else the budget's, or the runs' least.")
+        float | None,
+        typer.Option(help="State ε at this δ. [default: the budget's, or the runs' smallest]"),
     ] = None,
     as_json: flags.AsJson = False,
     ledger: flags.Ledger = None,
 ) -> None:
-    """Say what has been spent on each data set.
+    """Show what has been spent on each data set.
 
-    Towards each view, and of which budget.
+    For each adversary view, and of which budget.
     """
-    from fedveil.privacy.accounting import check_delta
-    from fedveil.progress import entry, show_json
+    from fedveil.accounting.accountant import check_delta
+    from fedveil.commands.progress import entry, show_json
 
     if delta is not None:
         check_delta(delta)
     books = _existing(ledger)
-    shown = [_summary(books, account, delta) for account in _chosen(books, target)]
+    whole = dict.fromkeys(account.whole for account in _chosen(books, target))
+    shown = [_summary(books, account, delta, _labels(books, target)) for account in whole]
     if as_json:
         head = books.head._asdict() if books is not None else None
         show_json({"head": head, "accounts": shown})
         return
     if books is None:
-        print("Nothing is recorded yet.")
+        print("The ledger is empty.")
         return
     for summary in shown:
-        entry("Data", f"{summary['data']}, {summary['population']} ({summary['account']})", WIDTH)
-        for line in summary["views"]:
-            entry(f"  {line['view']}", line["text"], WIDTH)
-        entry("Recorded", summary["recorded"], WIDTH)
-        print()
+        _show_account(summary)
     entry("Ledger", f"{books.path}", WIDTH)
     entry("Head", f"{books.head.position}:{books.head.hash}", WIDTH)
-    entry("", "Note it elsewhere: `fedveil budget verify --head` looks for it again.", WIDTH)
+    entry("", "Keep a copy elsewhere: `fedveil budget verify --head` checks it later.", WIDTH)
+
+
+def _show_account(summary: dict[str, Any]) -> None:
+    from fedveil.commands.progress import entry
+
+    entry("Data", f"{summary['data']}, {summary['population']} ({summary['account']})", WIDTH)
+    for line in summary["views"]:
+        entry(f"  {line['view']}", line["text"], WIDTH)
+        for text in line["silos"]:
+            entry("", text, WIDTH)
+    entry("Recorded", summary["recorded"], WIDTH)
+    print()
 
 
 @app.command("set")
@@ -74,55 +89,65 @@ def set_(
     target: Annotated[
         str,
         typer.Argument(
-            help="A run's directory or a settings file; with --lift also as `show` names data."
+            help="Run's directory or settings file; with --lift also a name shown by `show`."
         ),
     ],
-    epsilon: Annotated[float | None, typer.Option(help="What all runs together may spend.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Privacy budget ε of all runs on the data set.")
+    ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="The δ that goes with it; 1e-5 or less if not said.")
+        float | None,
+        typer.Option(help=flags.DELTA),
     ] = None,
     view: Annotated[
-        str, typer.Option(help="Whom it is kept against: models, sum or messages.")
+        str, typer.Option(help="What the adversary sees: models, sum or messages.")
     ] = "models",
-    lift: Annotated[bool, typer.Option("--lift", help="End this view's budget.")] = False,
+    account: Annotated[
+        str | None,
+        typer.Option(help="Name of the account, for all data about the same people."),
+    ] = None,
+    silo: Annotated[
+        str | None,
+        typer.Option(help="Silo that the budget is for: its name, or its number from 1."),
+    ] = None,
+    lift: Annotated[bool, typer.Option("--lift", help="Remove the budget of this view.")] = False,
     ledger: flags.Ledger = None,
 ) -> None:
-    """Set the budget of a data set.
+    """Set the privacy budget of a data set.
 
-    Every run on it keeps it from now on.
+    It applies to every run on the data set from now on.
     """
+    from fedveil.commands.progress import entry
+    from fedveil.ledger.ledger import VIEWS, Account, ledger_path, open_ledger
+    from fedveil.ledger.resembling import elsewhere
     from fedveil.privacy.calibrate import Budget, sensible_delta
-    from fedveil.privacy.ledger import VIEWS, Account, ledger_path, open_ledger
-    from fedveil.progress import entry as line
 
     if view not in VIEWS:
         raise unknown("view", view, VIEWS)
     if lift == (epsilon is not None):
-        raise UserError("Give --epsilon for a new budget, or --lift to end the one that stands.")
+        raise UserError("Pass either --epsilon to set a budget, or --lift to remove one.")
     if lift and not Path(target).exists():
         _lift_named(target, view, ledger)
         return
-    data = _data_of(Path(target))
-    account = Account(data.fingerprint(), data.unit)
-    budget = None
+    (data, named, unit), budget = _data_of(Path(target)), None
     if epsilon is not None:
         budget = Budget(epsilon, sensible_delta(data.clients) if delta is None else delta)
-    books = open_ledger(ledger_path(ledger))
-    books.grant(account, view, budget, data.name, data.contents(), data.resemblance())
+    books, charged = open_ledger(ledger_path(ledger)), Account.of(data, account or named, unit)
+    if silo is not None:
+        charged = _silo(books, charged, data, silo)
+    sketches = data.resemblance(), books.people(data)
+    books.grant(charged, view, budget, data.name, data.contents(), *sketches)
     if budget is None:
-        _tell_lifted(data.name, account, view)
-        return
-    spent = books.spent(account, view, budget.delta, budget.epsilon)
-    line(
-        "",
-        f"All runs on {data.name} ({account}) together may spend ε = {budget.epsilon:g} at "
-        f"δ = {budget.delta:g} in view '{view}'; {_amount(spent)} is spent.",
-        width=0,
-    )
+        _show_lifted(data.name, charged, view)
+    else:
+        spent = books.spent(charged, view, budget.delta, budget.epsilon)
+        _show_granted(data.name, charged, view, budget, spent)
+        if note := elsewhere(books, charged, data):
+            entry("Warning", note, WIDTH)
 
 
 def _lift_named(target: str, view: View, ledger: Path | None) -> None:
-    """End the budget of the data that `show` lists under a name or a fingerprint."""
+    """Remove the budget of data given by a name or a fingerprint, as `show` lists them."""
     books = _existing(ledger)
     standing = [
         (account, granted)
@@ -131,30 +156,37 @@ def _lift_named(target: str, view: View, ledger: Path | None) -> None:
     ]
     if books is None or len(standing) != 1:
         raise UserError(
-            f"{len(standing)} budgets stand for '{target}' in view '{view}'; name one as "
-            "`fedveil budget show` does, by the start of its fingerprint."
+            f"'{target}' matches {len(standing)} budgets in view '{view}'. Name one by the start "
+            "of its fingerprint, as `fedveil budget show` lists it, or as ACCOUNT/record/SILO."
         )
     account, granted = standing[0]
     books.grant(account, view, None, granted.data, granted.contents, granted.sketch)
-    _tell_lifted(granted.data, account, view)
+    _show_lifted(granted.data, account, view)
 
 
-def _tell_lifted(data: str, account: Account, view: View) -> None:
-    from fedveil.progress import entry
+def _show_granted(data: str, account: Account, view: View, budget: Budget, spent: float) -> None:
+    from fedveil.commands.progress import entry
 
-    told = f"No budget stands for {data} ({account}) in view '{view}' any more."
-    entry("", told, width=0)
+    amount = f"{_amount(spent)} is spent"
+    allowed = f"ε = {short(budget.epsilon)} at δ = {short(budget.delta)} in view '{view}'"
+    entry("", f"All runs on {data} ({account}) may spend {allowed} in total; {amount}.", width=0)
+
+
+def _show_lifted(data: str, account: Account, view: View) -> None:
+    from fedveil.commands.progress import entry
+
+    entry("", f"Removed the budget of {data} ({account}) in view '{view}'.", width=0)
 
 
 @app.command()
 def history(target: Target = None, ledger: flags.Ledger = None) -> None:
-    """List what was entered, oldest first."""
-    from fedveil.privacy.ledger import Books
-    from fedveil.progress import entry as line
+    """List the entries of the ledger, oldest first."""
+    from fedveil.commands.progress import entry as line
+    from fedveil.ledger.ledger import Books
 
     books = _existing(ledger)
     if books is None:
-        print("Nothing is recorded yet.")
+        print("The ledger is empty.")
         return
     chosen = set(_chosen(books, target))
     runs, lines = Books(), dict[int, list[Any]]()
@@ -174,20 +206,24 @@ def history(target: Target = None, ledger: flags.Ledger = None) -> None:
 @app.command()
 def verify(
     head: Annotated[
-        str | None, typer.Option(help="A head noted earlier, POSITION:HASH: is it still there?")
+        str | None,
+        typer.Option(help="Head noted earlier, as POSITION:HASH, to look for in the ledger."),
     ] = None,
     anchor_anew: Annotated[
         bool,
-        typer.Option("--anchor-anew", help="Trust the database without its .head; noted in it."),
+        typer.Option(
+            "--anchor-anew",
+            help="Trust the database without its .head file; the ledger records this.",
+        ),
     ] = False,
     ledger: flags.Ledger = None,
 ) -> None:
-    """Check that the ledger is whole, and derive every ε again.
+    """Verify that the ledger is intact, and recompute every ε.
 
-    By every entry's hash, and from the recorded events.
+    Checks the hash of every entry, and recomputes ε from the recorded events.
     """
-    from fedveil.privacy.ledger import Ledger, ledger_path
-    from fedveil.privacy.verify import verify as verdict_of
+    from fedveil.ledger.ledger import Ledger, ledger_path
+    from fedveil.ledger.verify import verify as verdict_of
 
     if anchor_anew:
         trusted = Ledger(ledger_path(ledger), trusting=True)
@@ -195,63 +231,89 @@ def verify(
         trusted.close()
     books = _existing(ledger)
     if books is None:
-        raise UserError(f"There is no ledger at {ledger_path(ledger)}; name it with --ledger.")
+        raise UserError(f"There is no ledger at {ledger_path(ledger)}. Name one with --ledger.")
     if head is not None:
         _check_head(books, head)
     verdict = verdict_of(books)
-    _tell(verdict)
+    _show_verdict(verdict)
     if verdict.problems:
         raise typer.Exit(1)
 
 
-def _tell(verdict: Verdict) -> None:
-    from fedveil.progress import entry
+def _show_verdict(verdict: Verification) -> None:
+    from fedveil.commands.progress import entry
 
-    entry("Entries", f"{verdict.entries:,}, all as they were written", WIDTH)
+    entry("Entries", f"{verdict.entries:,}, all intact", WIDTH)
     entry("Rounds", _rounds(verdict.rounds, verdict.uncommitted), WIDTH)
-    entry("ε of runs", f"{verdict.epsilons:,} derived again from the recorded events", WIDTH)
+    entry("ε of runs", f"{verdict.epsilons:,} recomputed from the recorded events", WIDTH)
     if verdict.trusted:
         times = "once" if verdict.trusted == 1 else f"{verdict.trusted} times"
-        text = f"{times} the database was taken for the whole without its .head: see the history"
+        text = f"{times} the database was trusted without its .head file: see the history"
         entry("Trusted", text, WIDTH)
     for problem in verdict.problems:
         entry("WRONG", f"{problem}.", WIDTH)
     if not verdict.problems:
-        entry("Everything", "agrees: each ε, and each budget while it stood.", WIDTH)
+        entry("Verified", "every ε agrees, and every budget was kept while it applied.", WIDTH)
 
 
 def _existing(path: Path | None) -> Ledger | None:
-    from fedveil.privacy.chain import Chain
-    from fedveil.privacy.ledger import Ledger, ledger_path
+    from fedveil.ledger.chain import Chain
+    from fedveil.ledger.ledger import Ledger, ledger_path
 
     where = ledger_path(path)
     return Ledger(where) if Chain.exists(where) else None
 
 
 def _chosen(books: Ledger | None, target: str | None) -> list[Account]:
-    """The accounts that a name, a fingerprint's beginning, a run or a settings file stands for."""
-    from fedveil.privacy.ledger import Account
+    """The accounts given by a name, the start of a fingerprint, a run or a settings file."""
+    from fedveil.ledger.ledger import Account
 
     known = [] if books is None else books.accounts()
     if target is None:
         return known
     if Path(target).exists():
-        data = _data_of(Path(target))
-        return [a for a in known if a == Account(data.fingerprint(), data.unit)]
+        account = Account.of(*_data_of(Path(target)))
+        return [a for a in known if a.whole == account]
     names = {a: _name(books, a) for a in known if books is not None}
-    found = [a for a in known if target in (names[a], str(a)) or a.fingerprint.startswith(target)]
+    found = [
+        a for a in known if target in (names[a], str(a), a.name) or a.fingerprint.startswith(target)
+    ]
     if not found:
         raise unknown("data set in the ledger named", target, names.values())
     return found
 
 
-def _data_of(target: Path) -> Federated:
-    """The data that a run or a settings file is about, by the unit it protects."""
-    from fedveil.settings import load_data, read_run, resolve_recipe
+def _silo(books: Ledger, account: Account, data: Federated, name: str) -> Account:
+    """The account of one silo."""
+    if account.unit != "record":
+        raise UserError(
+            f"--silo is for algorithms that protect records inside silos, and this one protects "
+            f"each {account.unit}. Remove --silo."
+        )
+    silos = books.silos(data, account)
+    if silos is None:
+        raise UserError(
+            f"The silos of '{data.name}' have no names that hold in the account '{account}'. Set "
+            "the budget of all silos, without --silo."
+        )
+    found = [name] if name in silos.ids else [books.silo_id(name)]
+    if found[0] not in silos.ids:
+        raise UserError(
+            f"'{data.name}' has no silo '{name}'. Give its name, or its number from 1 to "
+            f"{data.clients} if the data do not name their silos."
+        )
+    return replace(account, silo=found[0])
+
+
+def _data_of(target: Path) -> tuple[Federated, str | None, str]:
+    """The data of a run or a settings file, the name of its account, and the unit of privacy."""
+    from fedveil.training.settings import read_run, resolve_recipe
+    from fedveil.training.sources import load_for
 
     settings = read_run(target / "recipe.toml" if target.is_dir() else target)
-    data = load_data(settings.data)
-    return data.by_example() if resolve_recipe(settings).unit == "example" else data
+    data = load_for(settings)
+    unit = resolve_recipe(settings).unit
+    return data.by_example() if unit == "example" else data, settings.account, unit
 
 
 def _name(books: Ledger, account: Account) -> str:
@@ -261,14 +323,24 @@ def _name(books: Ledger, account: Account) -> str:
 
 
 def _account(entry: Entry) -> Account:
-    from fedveil.privacy.ledger import Account
+    from fedveil.ledger.ledger import Account
 
-    return Account(entry.body["fingerprint"], entry.body["unit"])
+    return Account.in_entry(entry.body)
 
 
-def _summary(books: Ledger | None, account: Account, delta: float | None) -> dict[str, Any]:
+def _labels(books: Ledger | None, target: str | None) -> dict[str, str]:
+    """The names of silos by their hashes, if the target has the data that name them."""
+    if books is None or target is None or not Path(target).exists():
+        return {}
+    names = _data_of(Path(target))[0].names
+    return {} if names is None else {books.silo_id(str(name)): str(name) for name in names}
+
+
+def _summary(
+    books: Ledger | None, account: Account, delta: float | None, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    from fedveil.ledger.ledger import VIEWS
     from fedveil.privacy.calibrate import sensible_delta
-    from fedveil.privacy.ledger import VIEWS
 
     assert books is not None
     streams = books.of(account)
@@ -276,7 +348,7 @@ def _summary(books: Ledger | None, account: Account, delta: float | None) -> dic
     rounds = sum(len(stream.rounds) for stream in streams)
     open_ = sum(len(stream.rounds - stream.digests.keys()) for stream in streams)
     size = f"{streams[0].body['population']:,} {account.unit}s" if streams else f"{account.unit}s"
-    found = (_spending(books, account, view, delta, least) for view in VIEWS)
+    found = (_spending(books, account, view, delta, least, labels) for view in VIEWS)
     lines = [line for line in found if line is not None]
     return {
         "account": str(account),
@@ -292,9 +364,14 @@ def _summary(books: Ledger | None, account: Account, delta: float | None) -> dic
 
 
 def _spending(
-    books: Ledger, account: Account, view: Any, delta: float | None, least: float
+    books: Ledger,
+    account: Account,
+    view: Any,
+    delta: float | None,
+    least: float,
+    labels: Mapping[str, str],
 ) -> dict[str, Any] | None:
-    """What was spent towards a view, of its budget if that is for the same δ."""
+    """What was spent in a view, and of its budget if that has the same δ."""
     budget = books.budgets(account).get(view)
     at = delta if delta is not None else budget.delta if budget else least
     same = budget is not None and at == budget.delta
@@ -302,25 +379,67 @@ def _spending(
     why = _exposed(books, account, view)
     if budget is None and math.isinf(spent) and not (why and view == "models"):
         return None
-    text = _amount(spent)
-    if budget is not None and same:
-        text += f" of {budget.epsilon:g}"
-    text += f" at δ = {at:g}{_neighbours(books, account, view)}"
-    if budget is not None and not same:
-        text += f"; the budget is {budget.epsilon:g} at δ = {budget.delta:g}"
-    elif budget is not None and math.isfinite(spent):
-        text += f", {math.ceil(100 * spent / budget.epsilon)}% of it"
+    of = f" of {short(budget.epsilon)}" if budget and same else ""
+    text = f"{_amount(spent)}{of} at δ = {short(at)}{_neighbours(books, account, view)}"
+    text += _beside(budget, same, spent)
     if why:
         text += f"; {why}"
     elif not same and spent:
-        text += "; to look at: only a budget that is set before the runs is a guarantee"
+        text += "; for information only: a guarantee needs a budget set before the runs"
     plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
-    return {"view": view, "budget": budget.epsilon if budget else None, **plain}
+    silos = _silo_lines(books, account, view, at, labels)
+    return {"view": view, "budget": budget.epsilon if budget else None, **plain, "silos": silos}
+
+
+def _silo_lines(
+    books: Ledger, account: Account, view: Any, delta: float, labels: Mapping[str, str]
+) -> list[str]:
+    """What each silo has spent, where silos differ or have budgets; alike ones in one line."""
+    from fedveil.ledger.ledger import spent_by_silo
+
+    own = {
+        limit.account.silo: limit.budget for limit in books.limits(account) if limit.view == view
+    }
+    own.pop("", None)
+    found: dict[str, list[str]] = {}
+    spent = spent_by_silo(books.of(account), view, delta)
+    for silo in dict.fromkeys([*spent, *own]):
+        text = _amount(spent.get(silo, 0.0))
+        if silo in own:
+            budget = own[silo]
+            text = (
+                f"{_amount(books.spent(replace(account, silo=silo), view, *astuple(budget)[::-1]))}"
+                f" of {short(budget.epsilon)} at δ = {short(budget.delta)}"
+            )
+        found.setdefault(text, []).append(labels.get(silo, silo))
+    if len(found) < 2 and not own:
+        return []
+    return [f"silo {_listed(silos)}: {text}" for text, silos in found.items()]
+
+
+def _listed(silos: list[str]) -> str:
+    """
+    >>> _listed(["1", "2"]), _listed([str(n) for n in range(20)])
+    ('1, 2', '0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
+    """
+    more = f" and {len(silos) - SILOS} more" if len(silos) > SILOS else ""
+    return ", ".join(silos[:SILOS]) + more
+
+
+def _beside(budget: Budget | None, same: bool, spent: float) -> str:
+    """A budget for another δ, or the part of it that is spent."""
+    if budget is None:
+        return ""
+    if not same:
+        return f"; the budget is {short(budget.epsilon)} at δ = {short(budget.delta)}"
+    if math.isinf(spent):
+        return ""
+    return f", {math.ceil(100 * spent / budget.epsilon)}% of it"
 
 
 def _exposed(books: Ledger, account: Account, view: Any) -> str:
-    """What a run has released without any noise, if one has."""
-    from fedveil.privacy.events import NonPrivate
+    """Why a run released something without noise, if one did."""
+    from fedveil.accounting.events import NonPrivate
 
     ways = (way for run in books.charged(account, view) for way in run.plan.ways)
     return next((way.event.reason for way in ways if isinstance(way.event, NonPrivate)), "")
@@ -331,22 +450,22 @@ def _count(number: int, what: str) -> str:
 
 
 def _rounds(reserved: int, uncommitted: int) -> str:
-    """How many are charged; those that were never committed were lost in a crash and count."""
+    """Rounds charged; uncommitted ones were lost in a crash and still count."""
     lost = f", {uncommitted:,} of them never committed" if uncommitted else ""
     return f"{_count(reserved, 'round')} charged{lost}"
 
 
 def _neighbours(books: Ledger, account: Account, view: Any) -> str:
-    from fedveil.privacy.together import adjacency, fitting
+    from fedveil.privacy.composition import adjacency, fitting
 
     runs = books.charged(account, view)
     if not runs:
         return ""
-    return f" ({adjacency(runs)})" if fitting(runs) else " (their neighbours do not fit together)"
+    return f" ({adjacency(runs)})" if fitting(runs) else " (their adjacencies cannot be combined)"
 
 
 def _amount(epsilon: float) -> str:
-    from fedveil.privacy.statement import rounded_up
+    from fedveil.accounting.rounding import rounded_up
 
     return f"ε = {rounded_up(epsilon)}"
 
@@ -358,26 +477,27 @@ def _line(books: Books, first: Entry, rest: list[Entry]) -> str:
             reserved = {entry.body["round"] for entry in rest if entry.kind == "reserve"}
             committed = books.stream_of(first.position).digests.keys()
             said = [entry.body["epsilon"] for entry in rest if entry.kind == "end"]
-            ended = f"; it said {_amount(said[-1])}" if said and said[-1] is not None else ""
+            ended = f"; it reported {_amount(said[-1])}" if said and said[-1] is not None else ""
             return (
                 f"{body['recipe']} on {body['data']} ({_account(first)}): "
                 f"{_rounds(len(reserved), len(reserved - committed))}{ended}"
             )
         case "budget":
-            amount = "lifted"
+            amount = "removed"
             if body["budget"] is not None:
-                amount = f"ε = {body['budget'][0]:g} at δ = {body['budget'][1]:g}"
+                epsilon, delta = body["budget"]
+                amount = f"ε = {short(epsilon)} at δ = {short(delta)}"
             return f"budget of {body['data']} ({_account(first)}), {body['view']}: {amount}"
         case "anchored":
-            return "the database was trusted without its .head"
+            return "the database was trusted without its .head file"
         case _:
-            return f"ledger {body['ledger']} begins"
+            return f"ledger {body['ledger']} created"
 
 
 def _check_head(books: Ledger, head: str) -> None:
     position, _, hash = head.partition(":")
     if not position.isdigit() or books.chain.hash_at(int(position)) != hash:
         raise UserError(
-            f"The ledger {books.path} does not hold the head {head[:40]}…: it is an old copy, "
-            "another ledger, or was written anew; restore the right one."
+            f"The ledger {books.path} does not contain the head {head[:40]}…. It is an old copy, "
+            "another ledger, or was rewritten. Restore the right one."
         )

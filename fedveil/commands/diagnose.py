@@ -1,4 +1,4 @@
-"""`fedveil diagnose`: what is wrong with a run, and what to try."""
+"""`fedveil diagnose`: find problems of a run, and what to try."""
 
 from __future__ import annotations
 
@@ -13,60 +13,72 @@ from fedveil.commands import flags
 
 if TYPE_CHECKING:
     from fedveil.diagnosis.diagnose import Diagnosis
+    from fedveil.diagnosis.rule import Finding
 
 WIDTH = 13
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="A run's directory.")],
+    run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     as_json: flags.AsJson = False,
 ) -> None:
-    """Say what is wrong with a run, and what to try.
+    """Find problems of a run, and suggest what to try.
 
-    Each with its evidence in numbers; and where nothing is wrong, that.
+    Every problem comes with its evidence in numbers.
     """
+    from fedveil.commands.progress import entry, show_json, show_next
     from fedveil.diagnosis.diagnose import diagnose as examine
-    from fedveil.progress import entry, show_json
 
     found = examine(run)
     if as_json:
         show_json(found.plain())
         return
+    for finding in found.useless:
+        _show(finding)
     entry("Run", f"{found.run.recipe.name}: {found.facts()}.", WIDTH)
-    for finding in found.wrong:
-        entry("Wrong", f"{_capital(finding.evidence)}.", WIDTH)
-        entry("  try", f"{_capital(finding.advice)}.", WIDTH)
-        if finding.command:
-            entry("  flags", finding.command, WIDTH)
+    for finding in found.causes:
+        _show(finding)
     if not found.wrong:
-        entry("Healthy", "Nothing is wrong that these numbers show.", WIDTH)
+        entry("Healthy", "No problems found.", WIDTH)
     for finding in found.findings:
         if not finding.wrong:
-            entry("To know", f"{_capital(finding.sentence)}", WIDTH)
+            entry("Note", f"{_capital(finding.sentence)}", WIDTH)
     if found.unjudged:
-        entry("Not judged", _missing(found.unjudged), WIDTH)
+        entry("Not judged", _missing(found), WIDTH)
     if found.leak is not None:
         entry("Privacy", f"{_capital(found.leak)}.", WIDTH)
-    for index, line in enumerate(_advice(run, found)):
-        entry("" if index else "Next", line, WIDTH)
+    show_next(_advice(run, found))
+
+
+def _show(finding: Finding) -> None:
+    """A problem with its evidence, its advice, and the advice as flags."""
+    from fedveil.commands.progress import entry
+
+    entry("Problem", f"{_capital(finding.evidence)}.", WIDTH)
+    entry("  try", f"{_capital(finding.advice)}.", WIDTH)
+    if finding.command:
+        entry("  flags", finding.command, WIDTH)
 
 
 def _advice(path: Path, found: Diagnosis) -> Iterator[str]:
-    """The first change that can be typed, where the run names its data; and a page to look at."""
-    from fedveil.settings import read_settings
+    """A command for the first suggested change, if the run names its data, and for a report."""
+    from fedveil.training.settings import read_settings
 
     here, recipe = shlex.quote(str(path)), shlex.quote(str(path / "recipe.toml"))
     data = read_settings(path / "recipe.toml", {}).data
     changes = [finding.command for finding in found.wrong if finding.command]
     if changes and (data.dataset is not None or data.path is not None):
-        yield f"fedveil train {recipe} {changes[0]}   the same with that change"
-    yield f"fedveil report {here}   the run as a page"
+        yield f"fedveil train {recipe} {changes[0]}   the same run with that change"
+    yield f"fedveil report {here}   an HTML report of the run"
 
 
-def _missing(rules: tuple[str, ...]) -> str:
+def _missing(found: Diagnosis) -> str:
+    rules = ", ".join(found.unjudged)
+    if found.run.federated:
+        return f"{rules}: the clients of a federation keep their norms and angles to themselves."
     return (
-        f"{', '.join(rules)}: norms and angles of single clients were not recorded; train with "
-        "--diagnostics to have them, where that is no deployment."
+        f"{rules}: norms and angles of single clients were not recorded. Train with --diagnostics "
+        "to record them, in simulation only."
     )
 
 

@@ -1,111 +1,162 @@
-"""Flags that several commands have, and what people type behind them: name=value,value."""
+"""Flags: those of the settings come from their model, and what people type is parsed here."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
 import tomllib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic.fields import FieldInfo
 
+from fedveil.data.frames import is_table
 from fedveil.errors import UserError
+from fedveil.training.settings import DataSettings, Settings
 
-Config = Annotated[Path | None, typer.Argument(help="A TOML file; flags win over it.")]
-Algorithm = Annotated[
-    str | None,
-    typer.Option(
-        help="See `fedveil algorithms`, or package.module:function; dp_norm_fedavg if none."
-    ),
-]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="A parameter of the algorithm: --set clip=1.0 (repeatable)."),
-]
-Dataset = Annotated[str | None, typer.Option(help="See `fedveil datasets`; fashion-mnist if none.")]
-OwnData = Annotated[
-    Path | None,
-    typer.Option(help="Your own CSV or Parquet table, image folder or zip, text, saved data."),
-]
-ClientColumn = Annotated[str | None, typer.Option(help="The table's column of clients.")]
-LabelColumn = Annotated[str | None, typer.Option(help="The table's column to predict.")]
-Partition = Annotated[str | None, typer.Option(help="key, iid, shards, majority or dirichlet.")]
-Clients = Annotated[
-    int | None, typer.Option(help="Number of clients of a named data set. [default: 100]")
-]
-SimulateClients = Annotated[
-    int | None,
-    typer.Option(
-        help="Make up so many clients for a --path that does not say whose an example is."
-    ),
-]
-DataSettings = Annotated[
-    list[str] | None,
-    typer.Option("--data", help="A setting of the data: --data alpha=0.1 (repeatable)."),
-]
-Model = Annotated[
-    str | None, typer.Option(help="A model's name, or package.module:Class of your own.")
-]
-Rounds = Annotated[int | None, typer.Option(help="How many rounds to play; 100 if not said.")]
-Epsilon = Annotated[float | None, typer.Option(help="The ε the whole run may spend.")]
-Delta = Annotated[
-    float | None, typer.Option(help="The δ that goes with it; 1e-5 or less if not said.")
-]
-NoiseMultiplier = Annotated[
-    float | None, typer.Option(help="Instead of ε: noise over the bound of one update.")
-]
-View = Annotated[str | None, typer.Option(help="Whom ε is kept against: models, sum or messages.")]
-Noise = Annotated[str | None, typer.Option(help="seeded (repeatable), or secure (secret, exact).")]
-Engine = Annotated[str | None, typer.Option(help="auto, factored, dense or loop.")]
-CheckpointEvery = Annotated[
-    int | None, typer.Option(help="Rounds between checkpoints; at evaluations if not said.")
+Config = Annotated[
+    Path | None, typer.Argument(help="Settings file (TOML). Flags take precedence over it.")
 ]
 Ledger = Annotated[
     Path | None,
-    typer.Option("--ledger", help="Where spending is recorded; FEDVEIL_LEDGER, or your own."),
+    typer.Option(
+        "--ledger", help="Ledger of privacy spending. [default: $FEDVEIL_LEDGER, or the user's own]"
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, and nothing else.")]
+Asked = Mapping[str, Any]  # the given settings, in the form of a settings file
+NOTHING: Asked = MappingProxyType({})
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
-OF_DATA = ("dataset", "path", "client", "label", "partition", "clients", "simulate_clients")
+Cohort = Annotated[
+    int | None, typer.Option(help="Clients per round, drawn without replacement (fixed size).")
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="Probability that a client takes part in a round (Poisson sampling)."),
+]
+DELTA = Settings.model_fields["delta"].description
+
+ALGORITHM = ("algorithm", "parameters")
+DATA = (
+    "dataset", "path", "client", "label", "columns", "drop", "holdout", "test", "partition",
+    "clients", "simulate_clients", "data",
+)  # fmt: skip
+GUARANTEE = (
+    "epsilon", "delta", "noise_multiplier", "view", "stats_epsilon", "private_evaluation",
+)  # fmt: skip
+OPTIONS = {"parameters": ("--set",), "per_round": ("--per-round",)}  # where not --name
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+NOISE_MULTIPLIER = FieldInfo(  # a parameter of the algorithm, not a setting of the run
+    annotation=float | None,
+    default=None,
+    description="Noise multiplier, instead of ε: noise over the bound of one update.",
+)
+
+
+def from_settings(*names: str, **help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace a command's parameter `asked` by one flag for each named setting.
+
+    The command receives the given ones as `asked`, in the form of a settings file. `help` replaces
+    the model's description where a command differs in what it accepts, or in the default.
+    """
+
+    def complete(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = []
+        for own in inspect.signature(command, eval_str=True).parameters.values():
+            if own.name == "asked":
+                parameters += [_flag(name, help.get(name)) for name in names]
+            else:
+                parameters.append(own.replace(kind=KEYWORD))
+
+        @functools.wraps(command)
+        def call(**given: Any) -> None:
+            asked = gathered({name: given.pop(name, None) for name in names})
+            command(asked=asked, **given)
+
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        call.__annotations__ = {p.name: p.annotation for p in parameters}
+        return call
+
+    return complete
+
+
+def _flag(name: str, help: str | None = None) -> inspect.Parameter:
+    """A setting as an option that is None unless it is given."""
+    field = _field(name)
+    option = typer.Option(*OPTIONS.get(name, ()), help=help or described(field))
+    kind = Annotated[_typed(field.annotation) | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, KEYWORD, default=None, annotation=kind)
+
+
+def _field(name: str) -> FieldInfo:
+    if name == "noise_multiplier":
+        return NOISE_MULTIPLIER
+    model = DataSettings if name in DATA and name != "data" else Settings
+    return model.model_fields[name]
+
+
+def _typed(annotation: Any) -> Any:
+    """The type of a flag: choices are words, which the settings check; tables are name=value."""
+    if get_origin(annotation) is dict or annotation is DataSettings:
+        return list[str]
+    if get_origin(annotation) is tuple:
+        return str  # names with commas between them
+    kinds = [kind for kind in get_args(annotation) if kind is not NoneType]
+    choice = Literal in (get_origin(annotation), *map(get_origin, kinds))
+    return str if choice else kinds[0] if kinds else annotation
+
+
+def described(field: FieldInfo) -> str:
+    """A field's description and, where it has one, its default.
+
+    >>> described(Settings.model_fields["rounds"])
+    'Number of training rounds. [default: 100]'
+    """
+    stated = isinstance(field.default, str | int | float) and field.default is not False
+    return f"{field.description} [default: {field.default}]" if stated else f"{field.description}"
 
 
 def refuse_no_settings(config: Path | None) -> None:
-    """Where a settings file belongs, a run or a table is told its flag."""
-    from fedveil.settings import TABLES
-
+    """Name the right flag for a run or a table given in place of a settings file."""
     if config is None:
         return
     here = shlex.quote(str(config))
     if (config / "recipe.toml").is_file():
         raise UserError(
-            f"{config} is a run's directory; go on with it by `fedveil train --resume {here}`, or "
-            f"take its settings: {here}/recipe.toml."
+            f"{config} is a run's directory, not a settings file. Resume the run with `fedveil "
+            f"train --resume {here}`, or pass its settings: {here}/recipe.toml."
         )
-    if config.suffix.lower() in TABLES:
+    if is_table(config):
         raise UserError(
-            f"{config} is a table, not a file of settings; give it as --path {here} with --client "
-            "and --label, its columns."
+            f"{config} is a table, not a settings file. Pass it as --path {here}, and its columns "
+            "as --client and --label."
         )
     if config.is_dir():
-        raise UserError(f"{config} is a directory; name a TOML file, or data as `--path {here}`.")
+        raise UserError(
+            f"{config} is a directory, not a settings file. Pass a TOML file, or data as "
+            f"`--path {here}`."
+        )
 
 
-def gathered(
-    set_: list[str] | None,
-    data_: list[str] | None,
-    noise_multiplier: float | None,
-    **flags: Any,
-) -> dict[str, Any]:
-    """Flags as a settings file has them: parameters, data, and the rest; what is None is left out.
+def gathered(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags as a settings file has them; what is None is left out.
 
-    >>> gathered(["clip=1"], None, 0.5, dataset="digits", rounds=3, model=None)
-    {'parameters': {'clip': 1, 'noise_multiplier': 0.5}, 'data': {'dataset': 'digits'}, 'rounds': 3}
+    >>> gathered({"parameters": ["clip=1"], "noise_multiplier": 0.5, "dataset": "digits"})
+    {'parameters': {'clip': 1, 'noise_multiplier': 0.5}, 'data': {'dataset': 'digits'}}
     """
-    parameters = dict(assignment(text) for text in set_ or [])
-    parameters |= given(noise_multiplier=noise_multiplier)
-    data = dict(assignment(text, "--data", "alpha=0.1") for text in data_ or [])
-    data |= given(**{name: flags.pop(name, None) for name in OF_DATA})
-    return given(parameters=parameters or None, data=data or None, **flags)
+    asked = given(**flags)
+    parameters = dict(assignment(text) for text in asked.pop("parameters", []))
+    data = dict(assignment(text, "--data", "alpha=0.1") for text in asked.pop("data", []))
+    for name in [*asked]:
+        if name == "noise_multiplier":
+            parameters[name] = asked.pop(name)
+        elif name in DATA:
+            data[name] = asked.pop(name)
+    return given(parameters=parameters or None, data=data or None, **asked)
 
 
 def assignment(text: str, flag: str = "--set", such: str = "clip=1.0") -> tuple[str, Any]:
@@ -119,7 +170,7 @@ def assignment(text: str, flag: str = "--set", such: str = "clip=1.0") -> tuple[
 
 
 def assignments(text: str, flag: str = "--grid") -> tuple[str, list[Any]]:
-    """`name=value,value,…`; a comma within brackets, braces or quotes parts nothing.
+    """`name=value,value,…`; a comma within brackets, braces or quotes does not separate.
 
     >>> assignments("clip=0.5,1"), assignments("local=ig,[1, 2]")
     (('clip', [0.5, 1]), ('local', ['ig', [1, 2]]))
@@ -127,19 +178,19 @@ def assignments(text: str, flag: str = "--grid") -> tuple[str, list[Any]]:
     name, values = _halves(text, flag, "clip=0.5,1,2")
     parts = _parted(values)
     if not all(parts):
-        raise UserError(f"{flag} {text}: write values with commas between, such as clip=0.5,1,2.")
+        raise UserError(f"{flag} {text}: a value is missing. Write them as in clip=0.5,1,2.")
     return name, [_value(part) for part in parts]
 
 
 def given(**flags: Any) -> dict[str, Any]:
-    """Those that are not None."""
+    """The flags that are not None."""
     return {name: value for name, value in flags.items() if value is not None}
 
 
 def _halves(text: str, flag: str, such: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign or not name.strip():
-        raise UserError(f"{flag} {text}: write it as name=value, such as {flag} {such}.")
+        raise UserError(f"{flag} {text}: not of the form name=value. Write it as in {flag} {such}.")
     return name.strip(), value
 
 

@@ -1,9 +1,9 @@
-"""`fedveil datasets` and `fedveil algorithms`: what there is."""
+"""`fedveil datasets` and `fedveil algorithms`: what is available."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,23 +11,23 @@ from fedveil.commands import flags
 from fedveil.errors import UserError
 
 
+@flags.from_settings("client", "label")
 def datasets(
     path: Annotated[
-        Path | None, typer.Argument(help="A table, or a directory made by save_federated.")
+        Path | None, typer.Argument(help="Table, or directory written by save_federated.")
     ] = None,
-    client: flags.ClientColumn = None,
-    label: flags.LabelColumn = None,
+    asked: flags.Asked = flags.NOTHING,
 ) -> None:
-    """List the data sets by name, and whether they are here.
+    """List the data sets, and whether they are installed.
 
-    With the PATH of a table, or of a directory that fedveil.save_federated made, check and
-    describe those; a table needs --client and --label, as for train.
+    With PATH, check and describe your own data: a table (with --client and --label, as for
+    train), or a directory written by fedveil.save_federated.
     """
+    from fedveil.commands.progress import entry
     from fedveil.data.catalog import CATALOG
-    from fedveil.progress import entry
 
     if path is not None:
-        _describe(path, client, label)
+        _describe(path, asked.get("data", {}))
         return
     for known in CATALOG.values():
         here = "here" if known.here() else "not here"
@@ -35,25 +35,25 @@ def datasets(
         entry("", known.citation, width=28)
     print()
     entry("Your own", "--path table.csv --client user_id --label y", width=28)
-    entry("", "--path images.zip (or a directory) with a folder for each class;", width=28)
-    entry("", "by example, or with --simulate-clients N", width=28)
-    entry("", "--path roles.txt, a text of roles and what they say", width=28)
-    entry("", "--path saved, a directory made by fedveil.save_federated", width=28)
+    entry("", "--path images.zip (or a directory) with a folder per class;", width=28)
+    entry("", "example-level, or with --simulate-clients N", width=28)
+    entry("", "--path roles.txt, a play: roles and their lines", width=28)
+    entry("", "--path saved, a directory written by fedveil.save_federated", width=28)
 
 
 def algorithms(
     name: Annotated[
-        str | None, typer.Argument(help="One of them, or package.module:function of your own.")
+        str | None, typer.Argument(help="Algorithm: a name, or package.module:function.")
     ] = None,
 ) -> None:
     """List the algorithms with their citations.
 
-    With a NAME, its rule and its parameters.
+    With NAME, show an algorithm's update rule and parameters.
     """
     from fedveil.algorithms import ALGORITHMS
     from fedveil.algorithms.calling import method_named
-    from fedveil.citations import described
-    from fedveil.progress import entry
+    from fedveil.algorithms.citations import described
+    from fedveil.commands.progress import entry
 
     for method in [method_named(name)] if name else ALGORITHMS.values():
         text = described(method)
@@ -61,27 +61,34 @@ def algorithms(
         entry("", text.rule, width=4)
         if text.citation:
             entry("", text.citation, width=4)
-        for line in text.parameters if name else [", ".join(text.names)]:
-            entry("", line, width=4)
+        if not name:
+            entry("", ", ".join(text.names), width=4)
+            continue
+        for parameter, meaning in text.parameters.items():
+            entry("", parameter, width=4)
+            if meaning:
+                entry("", meaning, width=8)
 
 
-def _describe(path: Path, client: str | None, label: str | None) -> None:
-    """Read all of a table or of a saved directory, and count its clients and classes."""
+def _describe(path: Path, columns: dict[str, Any]) -> None:
+    """Read all of a table or a saved directory, and count its clients and classes."""
+    from fedveil.commands.progress import entry
     from fedveil.data.describe import describe
+    from fedveil.data.frames import TABLES, is_table
     from fedveil.data.saved import open_federated, verify_federated
-    from fedveil.progress import entry
-    from fedveil.settings import TABLES, DataSettings, load_data
+    from fedveil.training.settings import DataSettings
+    from fedveil.training.sources import load_data
 
-    if path.suffix.lower() in TABLES:
-        data = load_data(DataSettings(path=path, client=client, label=label))
+    if is_table(path):
+        data = load_data(DataSettings(path=path, **{"holdout": "rows", **columns}))
         for note in data.notes:
             entry("", note, width=0)
         print(describe(data))
         return
     if path.exists() and not path.is_dir():
         raise UserError(
-            f"{path} is neither a table ({', '.join(TABLES)}) nor a directory made by "
-            "fedveil.save_federated; name one."
+            f"{path} is neither a table ({', '.join(TABLES)}) nor a directory written by "
+            "fedveil.save_federated."
         )
     verify_federated(path)
-    print(f"{describe(open_federated(path))}\nEverything in {path} is as it was saved.")
+    print(f"{describe(open_federated(path))}\n{path} is intact: every file is as it was saved.")

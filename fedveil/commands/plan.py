@@ -1,4 +1,4 @@
-"""`fedveil plan`: what a private training will be like, before it."""
+"""`fedveil plan`: predict a private run before training."""
 
 from __future__ import annotations
 
@@ -10,114 +10,145 @@ import typer
 from fedveil.commands import flags
 from fedveil.errors import UserError
 
+CALIBRATING = "Calibrating the noise …"
 
+Dim = Annotated[int | None, typer.Option(help="Number of parameters, instead of a model.")]
+Shape = Annotated[str | None, typer.Option(help="Shape of an input. [default: 1x28x28]")]
+Classes = Annotated[int | None, typer.Option(help="Number of classes. [default: 10]")]
+Examples = Annotated[int | None, typer.Option(help="Examples per client. [default: 20]")]
+Pilot = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure updates on: synthetic data (synthetic), a public data set by name, public "
+        "data named in a TOML file, or the data of the settings (own), which leaks."
+    ),
+]
+PilotClients = Annotated[int, typer.Option(help="Maximum number of clients in a pilot.")]
+PilotRounds = Annotated[int, typer.Option(help="Maximum number of rounds in a pilot.")]
+Cosine = Annotated[
+    float | None, typer.Option(help="Cosine between two clients' updates, if no pilot measures it.")
+]
+Norm = Annotated[
+    float | None,
+    typer.Option(help="Norm of an update before clipping. [default: above the bound]"),
+]
+SweepOver = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Vary clients, cohort, rounds, epsilon, dim or clip, optionally with values: "
+        "cohort=1,2,4. Up to two."
+    ),
+]
+Theory = Annotated[bool, typer.Option("--theory", help="Show what the papers recommend.")]
+Constant = Annotated[
+    list[str] | None,
+    typer.Option(help="Constant of the theory, such as --constant L=2 (repeatable)."),
+]
+Recommend = Annotated[
+    bool,
+    typer.Option(
+        "--recommend",
+        help="Plan the algorithm and settings that the committed reproductions support, and name "
+        "the evidence.",
+    ),
+]
+
+
+@flags.from_settings(
+    *flags.ALGORITHM, "clients", "simulate_clients", "rounds", *flags.GUARANTEE, "model",
+    "dataset", "path", "client", "label", "partition", "data", "loss", "metric",
+    clients="Number of clients. [default: 100]",
+    model="Model: a name, or package.module:Class. [default: softmax]",
+    dataset="Data set to take the sizes from: a name from `fedveil datasets`.",
+)  # fmt: skip
 def plan(
     config: flags.Config = None,
-    algorithm: flags.Algorithm = None,
-    set_: flags.Parameters = None,
-    clients: Annotated[int | None, typer.Option(help="How many there are; 100 if none.")] = None,
-    simulate_clients: flags.SimulateClients = None,
-    cohort: Annotated[int | None, typer.Option(help="Fixed size: so many a round.")] = None,
-    rate: Annotated[float | None, typer.Option(help="Poisson: chance to take part.")] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds; 100 if not said.")] = None,
-    epsilon: flags.Epsilon = None,
-    delta: flags.Delta = None,
-    noise_multiplier: flags.NoiseMultiplier = None,
-    view: flags.View = None,
-    model: Annotated[str | None, typer.Option(help="A model's name; softmax if none.")] = None,
-    dim: Annotated[int | None, typer.Option(help="Its parameters, instead of a model.")] = None,
-    shape: Annotated[str | None, typer.Option(help="Of an input: 1x28x28 if not said.")] = None,
-    classes: Annotated[int | None, typer.Option(help="How many; 10 if not said.")] = None,
-    examples: Annotated[int | None, typer.Option(help="Of each client; 20 if not said.")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Take sizes from a data set.")] = None,
-    path: flags.OwnData = None,
-    client: flags.ClientColumn = None,
-    label: flags.LabelColumn = None,
-    partition: flags.Partition = None,
-    data_: flags.DataSettings = None,
-    pilot: Annotated[
-        str | None,
-        typer.Option(
-            help="Measure updates: synthetic, a public data set's name, a TOML file that names "
-            "public data, or own (the settings' data; that leaks)."
-        ),
-    ] = None,
-    pilot_clients: Annotated[int, typer.Option(help="Of a pilot, at most.")] = 200,
-    pilot_rounds: Annotated[int, typer.Option(help="Of a pilot, at most.")] = 50,
-    cosine: Annotated[
-        float | None, typer.Option(help="Of two clients' updates, where no pilot measures it.")
-    ] = None,
-    norm: Annotated[
-        float | None, typer.Option(help="Of an update before the bound; above it if not said.")
-    ] = None,
-    sweep: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="clients, cohort, rounds, epsilon, dim or clip, or cohort=1,2,4; or two."
-        ),
-    ] = None,
-    theory: Annotated[bool, typer.Option("--theory", help="What the papers recommend.")] = False,
-    constant: Annotated[
-        list[str] | None,
-        typer.Option(help="A constant of the theory: --constant L=2 (repeatable)."),
-    ] = None,
+    cohort: flags.Cohort = None,
+    rate: flags.Rate = None,
+    asked: flags.Asked = flags.NOTHING,
+    dim: Dim = None,
+    shape: Shape = None,
+    classes: Classes = None,
+    examples: Examples = None,
+    pilot: Pilot = None,
+    pilot_clients: PilotClients = 200,
+    pilot_rounds: PilotRounds = 50,
+    cosine: Cosine = None,
+    norm: Norm = None,
+    sweep: SweepOver = None,
+    theory: Theory = False,
+    constant: Constant = None,
+    recommend: Recommend = False,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Say whether it will work, before any training.
+    """Predict whether a run will work, before training anything.
 
-    Noise against signal, bytes, time, and a verdict; of a data set only the sizes are
-    used, unless --pilot own is asked for. For example:
+    Shows the noise against the signal, bytes, time, and a verdict. Only the sizes of a data
+    set are used, unless you pass --pilot own. For example:
 
     fedveil plan --clients 3000 --rate 0.2 --rounds 200 --epsilon 5
     """
+    from fedveil.commands.progress import show_json, waiting
     from fedveil.planning import plan as planning
-    from fedveil.planning.facts import Asked
-    from fedveil.progress import show_json, waiting
-    from fedveil.settings import read_settings
+    from fedveil.planning.facts import SizeOptions
+    from fedveil.training.settings import read_settings
 
-    asked = flags.gathered(
-        set_, data_, noise_multiplier,
-        dataset=dataset, path=path, client=client, label=label, partition=partition,
-        clients=clients, simulate_clients=simulate_clients, algorithm=algorithm, model=model,
-        rounds=rounds, epsilon=epsilon, delta=delta, view=view,
-    )  # fmt: skip
     flags.refuse_no_settings(config)
     drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)
-    if drawn:
-        asked["parameters"] = asked.get("parameters", {}) | drawn
-    settings = read_settings(config, asked)
+    sampled = {"parameters": {**asked.get("parameters", {}), **drawn}} if drawn else {}
+    settings = read_settings(config, {**asked, **sampled})
+    advised = None
+    if recommend:
+        from fedveil.planning.recommend import recommended
+
+        advised = recommended(settings)
+        settings = advised.applied(settings)
     constants = dict(flags.assignment(text, "--constant") for text in constant or [])
-    question = planning.Question(
-        Asked(dim, shape, classes, examples, pilot),
-        cosine,
-        norm,
-        pilot_clients,
-        pilot_rounds,
-        theory or bool(constants),
-        constants,
+    known = SizeOptions(dim, shape, classes, examples, pilot)
+    with_theory = theory or bool(constants)
+    question = planning.PlanOptions(
+        known, cosine, norm, pilot_clients, pilot_rounds, with_theory, constants
     )
-    with waiting("Settling the noise …") as sign:
+    with waiting(CALIBRATING) as status:
         made = planning.make(settings, question)
         sweeps = _sweeps(made, sweep or [])
-        found = planning.swept(made.case, sweeps, _counting(sign)) if sweeps else []
+        found = planning.swept(made.case, sweeps, _counting(status)) if sweeps else []
     if as_json:
-        show_json(_plain(made, sweeps, found))
-        return
-    _show(made, sweeps, found)
+        told = {} if advised is None else {"recommendation": advised.plain()}
+        show_json({**_plain(made, sweeps, found), **told})
+    else:
+        if advised is not None:
+            _recommend(advised, settings.parameters)
+        _show(made, sweeps, found)
 
 
-def _counting(sign: Any) -> Callable[[int, int], None]:
-    """Say on a moving sign, where there is one, how far a sweep has come."""
+def _recommend(advised: Any, parameters: dict[str, Any]) -> None:
+    """The recommended settings, where they were measured, and the evidence."""
+    from fedveil.commands.plan_output import WIDTH
+    from fedveil.commands.progress import entry
+
+    entry("Recommend", f"{advised.algorithm}, {_settings(parameters)}", width=WIDTH)
+    entry("Measured", f"on {advised.measured_on}. Elsewhere it is a starting point.", width=WIDTH)
+    for one in advised.evidence:
+        entry("Evidence", one.described(), width=WIDTH)
+
+
+def _settings(parameters: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in parameters.items() if value is not None)
+
+
+def _counting(status: Any) -> Callable[[int, int], None]:
+    """Show on a live status line, if there is one, how far a sweep has progressed."""
 
     def begin(number: int, of: int) -> None:
-        if sign is not None:
-            sign.update(f"Settling the noise … {number} of {of}")
+        if status is not None:
+            status.update(f"{CALIBRATING} {number} of {of}")
 
     return begin
 
 
 def _show(made: Any, sweeps: list[Any], found: list[list[Any]]) -> None:
-    from fedveil.planning.show import show, show_sweep
+    from fedveil.commands.plan_output import show, show_sweep
 
     if sweeps:
         show_sweep(made, sweeps, found)
@@ -129,12 +160,16 @@ def _sweeps(made: Any, asked: list[str]) -> list[Any]:
     from fedveil.planning.plan import sweep_of
 
     if len(asked) > 2:
-        raise UserError("One or two things can be swept at once; ask again for the others.")
+        raise UserError(
+            f"{len(asked)} sweeps are given; pass at most two, and the others in another plan."
+        )
     if asked and not made.recipe.private:
-        raise UserError(f"{made.recipe.name} adds no noise, so there is nothing to sweep.")
+        raise UserError(
+            f"{made.recipe.name} adds no noise, so there is nothing to sweep. Leave --sweep out."
+        )
     sweeps = [sweep_of(made.case, text) for text in asked]
     if len({sweep.name for sweep in sweeps}) < len(sweeps):
-        raise UserError(f"{sweeps[0].name} is swept twice; sweep two different things.")
+        raise UserError(f"--sweep {sweeps[0].name} is given twice. Sweep two different quantities.")
     return sweeps
 
 
@@ -157,13 +192,13 @@ def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, 
     if cohort is None and rate is None:
         return {}
     if cohort is not None and rate is not None:
-        raise UserError("Both a rate and a cohort are given; give one of them.")
+        raise UserError("Both --rate and --cohort are given; pass one of them.")
     taken = parameters_of(method)
     name, other = ("clients", "rate") if cohort is not None else ("rate", "clients")
     if name not in taken and not takes_others(method):
         flag, instead = ("--cohort", "--rate") if cohort is not None else ("--rate", "--cohort")
-        advice = f"give {instead}" if other in taken else "everyone takes part in every round"
-        raise UserError(f"{algorithm} does not draw its cohort by {flag}; {advice}.")
+        advice = f"pass {instead}" if other in taken else "every client takes part in every round"
+        raise UserError(f"{algorithm} does not sample by {flag}; {advice}.")
     drawn: dict[str, Any] = {name: rate if cohort is None else cohort}
     if name == "rate" and other in taken:
         drawn["clients"] = None

@@ -1,4 +1,4 @@
-"""`fedveil privacy`: what is guaranteed, of a run, a recipe, or a mechanism that is asked about."""
+"""`fedveil privacy`: the guarantee of a run, of settings, or of a hypothetical mechanism."""
 
 from __future__ import annotations
 
@@ -11,57 +11,61 @@ from fedveil.commands import flags
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
-    from fedveil.privacy.statement import Rounds, Statement
+    from fedveil.privacy.guarantee import Rounds
+    from fedveil.privacy.statement import Statement
+
+
+Target = Annotated[
+    Path | None,
+    typer.Argument(
+        help="Run's directory, or settings file (TOML). Omit it to ask about a mechanism."
+    ),
+]
+NoiseMultiplier = Annotated[
+    float | None,
+    typer.Option(help="Noise multiplier: noise on the sum over the bound of one message."),
+]
 
 
 def privacy(
-    target: Annotated[
-        Path | None, typer.Argument(help="A run's directory, or a TOML file; none for a question.")
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="What may be spent.")] = None,
-    delta: Annotated[float | None, typer.Option(help="1e-5 or less if not said.")] = None,
-    noise_multiplier: Annotated[
-        float | None, typer.Option(help="Noise on the sum over the bound of one message.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="How many rounds.")] = None,
-    rate: Annotated[
-        float | None, typer.Option(help="Poisson: the chance to take part in a round.")
-    ] = None,
-    cohort: Annotated[
-        int | None, typer.Option(help="Fixed size: how many take part in a round.")
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="How many clients there are.")] = None,
-    cap: Annotated[int | None, typer.Option(help="How often one takes part at most.")] = None,
-    view: Annotated[str, typer.Option(help="models, sum or messages.")] = "models",
+    target: Target = None,
+    epsilon: Annotated[float | None, typer.Option(help="Privacy budget ε.")] = None,
+    delta: Annotated[float | None, typer.Option(help=flags.DELTA)] = None,
+    noise_multiplier: NoiseMultiplier = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    rate: flags.Rate = None,
+    cohort: flags.Cohort = None,
+    clients: Annotated[int | None, typer.Option(help="Number of clients.")] = None,
+    cap: Annotated[int | None, typer.Option(help="Maximum participations of a client.")] = None,
+    view: Annotated[
+        str, typer.Option(help="What the adversary sees: models, sum or messages.")
+    ] = "models",
     as_json: flags.AsJson = False,
 ) -> None:
-    """Say what a run or a recipe guarantees, view by view.
+    """State the guarantee of a run, for each adversary view.
 
-    Without a target a Gaussian mechanism is asked about: give all but one of epsilon, noise
-    multiplier, rounds and rate, and that one is found. For example:
+    TARGET may also be a settings file. Without TARGET, ask about a Gaussian mechanism: pass all
+    but one of --epsilon, --noise-multiplier, --rounds and --rate to compute that one. For example:
 
     fedveil privacy --epsilon 5 --delta 1e-5 --rate 0.2 --rounds 200
     """
-    from fedveil.progress import entry, show_json
-
     asked = flags.given(
-        epsilon=epsilon,
-        delta=delta,
-        noise_multiplier=noise_multiplier,
-        rounds=rounds,
-        rate=rate,
-        cohort=cohort,
-        clients=clients,
-        cap=cap,
-    )
+        epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, rounds=rounds,
+        rate=rate, cohort=cohort, clients=clients, cap=cap,
+    )  # fmt: skip
     if target is not None and asked:
         raise UserError(
-            "A run or a recipe says all by itself; leave the options out, or the target."
+            "A run or a settings file needs no options. Leave out the options, or the target."
         )
-    found, statement = _stated(target) if target is not None else _answered(asked, view)
+    _show(*(_stated(target) if target is not None else _answered(asked, view)), as_json)
+
+
+def _show(found: str, statement: Statement, as_json: bool) -> None:
+    """Print the number that was asked for, if any, and the statement."""
+    from fedveil.commands.progress import entry, show_json
+
     if as_json:
-        plain = statement.plain() | ({"found": found} if found else {})
-        show_json(plain)
+        show_json(statement.plain() | ({"found": found} if found else {}))
         return
     if found:
         entry("Found", found, width=13)
@@ -70,10 +74,10 @@ def privacy(
 
 
 def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
-    """A question without any run."""
+    """The answer to a question without a run."""
     from fedveil.errors import unknown
     from fedveil.privacy.ask import Question, answer
-    from fedveil.privacy.statement import VIEWS
+    from fedveil.privacy.guarantee import VIEWS
 
     if view not in VIEWS:
         raise unknown("view", view, VIEWS)
@@ -82,39 +86,45 @@ def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
 
 
 def _stated(target: Path) -> tuple[str, Statement]:
-    """A run's statement, computed anew from its recipe; or that of a recipe still to be run."""
-    from fedveil.charging import redrawn
-    from fedveil.data.origin import Origin
-    from fedveil.privacy.statement import statement
-    from fedveil.progress import getting_ready
-    from fedveil.runs.directory import RunDirectory, reading
-    from fedveil.settings import prepare, read_settings, refuse_unnamed_data, resolve_recipe
+    """The statement of a run, or of settings not yet trained; nothing was asked for."""
+    from fedveil.commands.progress import getting_ready
+    from fedveil.training.settings import from_settings, read_settings, refuse_unnamed_data
 
     if target.is_dir():
-        run = RunDirectory.open(target)
-        known = run.load_summary()
-        _refuse_selected(target, known)
-        with reading(target / "summary.json"):
-            facts = known["privacy"]
-            course = _course(known, run.rounds_played())
-            told = (facts["randomness"] == "secure", facts.get("diagnostics"))
-            origin = Origin.from_plain(facts.get("origin"))
-            counted = course.planned + course.redrawn
-            size = (facts["dimension"], facts["population"], counted, facts["delta"])
-        settings = read_settings(target / "recipe.toml", {})
-        recipe = redrawn(resolve_recipe(settings), course.redrawn)
-        made = statement(recipe, *size, *told, origin, course, facts.get("ledger"))
-        return "", made.limited(settings.epsilon) if course.limited and settings.epsilon else made
+        return "", _stated_of_run(target)
     settings = read_settings(target, {})
-    refuse_unnamed_data(settings, "The settings file", "ask about the run's directory instead")
+    refuse_unnamed_data(settings, "The settings file", "Name the run's directory instead")
     with getting_ready():
-        training = prepare(settings)
-    return "", training.statement()
+        return "", from_settings(settings).statement()
+
+
+def _stated_of_run(path: Path) -> Statement:
+    """A run's statement, recomputed from its recipe."""
+    from fedveil.data.origin import Origin
+    from fedveil.ledger.charging import redrawn
+    from fedveil.privacy.statement import statement
+    from fedveil.runs.saved import RECIPE, SUMMARY, SavedRun, reading
+    from fedveil.training.settings import read_settings, resolve_recipe
+
+    run = SavedRun.open(path)
+    known = run.summary
+    _refuse_selected(path, known)
+    with reading(run.file(SUMMARY)):
+        facts = known["privacy"]
+        course = _course(known, run.rounds)
+        modes = (facts["randomness"] == "secure", facts.get("diagnostics"))
+        origin = Origin.from_plain(facts.get("origin"))
+        counted = course.planned + course.redrawn
+        size = (facts["dimension"], facts["population"], counted, facts["delta"])
+    settings = read_settings(run.file(RECIPE), {})
+    recipe = redrawn(resolve_recipe(settings), course.redrawn)
+    made = statement(recipe, *size, *modes, origin, course, facts.get("ledger"))
+    return made.limited(settings.epsilon) if course.limited and settings.epsilon else made
 
 
 def _course(summary: dict[str, Any], run: int) -> Rounds:
-    """Planned and run; summaries of versions before 0.2 do not tell which rounds were lost."""
-    from fedveil.privacy.statement import Rounds
+    """Rounds planned and run; summaries before version 0.2 do not record which were lost."""
+    from fedveil.privacy.guarantee import Rounds
 
     facts = summary["privacy"]
     if facts.get("course") is not None:
@@ -124,9 +134,9 @@ def _course(summary: dict[str, Any], run: int) -> Rounds:
 
 
 def _refuse_selected(target: Path, summary: dict[str, Any]) -> None:
-    """What the best of several runs costs is not what its recipe says."""
+    """The guarantee of the best of several runs is not that of its recipe."""
     if "selection" in summary:
         raise UserError(
-            f"{target} was selected among several runs, so its recipe does not tell its guarantee; "
-            f"read {target / 'privacy.txt'}."
+            f"{target} was selected among several runs, so its recipe does not give its guarantee. "
+            f"Read {target / 'privacy.txt'}."
         )

@@ -1,4 +1,4 @@
-"""report: runs and comparisons as one HTML page."""
+"""`fedveil report`: runs and comparisons as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from fedveil.errors import UserError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Directories of runs or of a comparison.")],
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs, or of a comparison.")],
     out: Annotated[
-        Path | None, typer.Option(help="The page; report.html in the directory, if it is one.")
+        Path | None,
+        typer.Option(
+            help="File to write. [default: report.html, in the directory if there is only one]"
+        ),
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Show it in the browser.")] = False,
+    open_: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
-    """Write runs, or a comparison, as one page of HTML.
+    """Write an HTML report of runs, or of a comparison.
 
-    It needs no network, and holds private data as the runs do.
+    The page works offline. Like the runs, it contains private data.
     """
-    from fedveil.progress import entry
+    from fedveil.commands.progress import entry
     from fedveil.reporting.load import load_story
     from fedveil.reporting.page import page
 
@@ -31,7 +34,7 @@ def report(
     text = page(load_story(runs))
     write(place, text)
     size = f"{len(text.encode()) / 1e6:.1f} MB"
-    entry("", f"{place}   {size}; it holds private data, as the run does", width=0)
+    entry("", f"{place}   {size}; contains private data, like the run", width=0)
     if open_:
         import webbrowser
 
@@ -39,7 +42,7 @@ def report(
 
 
 def write(place: Path, text: str) -> None:
-    """The page for its owner only, whole or not at all."""
+    """Write the page atomically, readable by its owner only."""
     from fedveil.runs.directory import saving
 
     partial = place.with_name(f".{place.name}.partial")
@@ -55,14 +58,16 @@ def write(place: Path, text: str) -> None:
 
 
 def _refuse_taken(place: Path) -> None:
-    """An earlier report is replaced; nothing else is."""
+    """Refuse to overwrite anything but an earlier report."""
     from fedveil.reporting.page import MARK
 
     if place.is_dir():
-        raise UserError(f"{place} is a directory; give --out a file, such as {place}/report.html.")
+        raise UserError(
+            f"{place} is a directory. Pass a file as --out, such as {place}/report.html."
+        )
     if not place.is_file():
         return
     with place.open("rb") as file:
         start = file.read(100)
     if MARK.encode() not in start:
-        raise UserError(f"{place} is there and is not a report of fedveil; choose another --out.")
+        raise UserError(f"{place} exists and is not a fedveil report. Choose another --out.")

@@ -1,12 +1,14 @@
-"""`fedveil runs`: list the runs on disk, choose among them, and remove them."""
+"""`fedveil runs`: list, filter and delete runs on disk."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedveil.accounting.rounding import short
 from fedveil.commands import flags
 from fedveil.errors import UserError, unknown
 
@@ -18,52 +20,76 @@ if TYPE_CHECKING:
 PLACES = (Path("runs"), Path("comparisons"))
 
 
+@dataclass(frozen=True)
+class Filter:
+    """Which runs to list; None matches every run."""
+
+    algorithm: str | None = None
+    data: str | None = None
+    state: str | None = None
+    min_accuracy: float | None = None
+    max_epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        from fedveil.runs.listing import STATES
+
+        low, high = self.min_accuracy, self.max_epsilon
+        if self.state is not None and self.state not in STATES:
+            raise unknown("state", self.state, STATES)
+        if low is not None and not 0 <= low <= 1:
+            raise UserError(f"--min-accuracy {short(low)}: it must be between 0 and 1.")
+        if high is not None and not high > 0:
+            raise UserError(f"--max-epsilon {short(high)}: it must be above 0.")
+
+    def matches(self, run: Listed) -> bool:
+        """Whether a run meets all conditions; one without the number in question does not."""
+        words = ((self.algorithm, run.algorithm), (self.data, run.data), (self.state, run.state))
+        low, high = self.min_accuracy, self.max_epsilon
+        return (
+            all(wanted in (None, found) for wanted, found in words)
+            and (low is None or (run.accuracy is not None and run.accuracy >= low))
+            and (high is None or (run.epsilon is not None and run.epsilon <= high))
+        )
+
+
+Places = Annotated[
+    list[Path] | None,
+    typer.Argument(help="Runs, or directories of runs. [default: runs and comparisons]"),
+]
+
+
 def runs(
-    places: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Runs, or directories of runs; runs and comparisons if none."),
+    places: Places = None,
+    algorithm: Annotated[str | None, typer.Option(help="Only runs of this algorithm.")] = None,
+    data: Annotated[str | None, typer.Option(help="Only runs on this data set.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only runs in this state: finished, stopped or broken.")
     ] = None,
-    algorithm: Annotated[str | None, typer.Option(help="Those of an algorithm.")] = None,
-    data: Annotated[str | None, typer.Option(help="Those on a data set.")] = None,
-    state: Annotated[str | None, typer.Option(help="finished, stopped or broken.")] = None,
     min_accuracy: Annotated[
-        float | None, typer.Option(help="Those of at least this accuracy, such as 0.8.")
+        float | None, typer.Option(help="Only runs with at least this accuracy, such as 0.8.")
     ] = None,
     max_epsilon: Annotated[
-        float | None, typer.Option(help="Private ones that spent at most this ε.")
+        float | None, typer.Option(help="Only private runs that spent at most this ε.")
     ] = None,
     remove: Annotated[
-        bool, typer.Option("--remove", help="Delete those that are listed; asks first.")
+        bool, typer.Option("--remove", help="Delete the listed runs, after confirmation.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete without confirmation.")] = False,
     as_json: flags.AsJson = False,
 ) -> None:
-    """List the runs here, choose among them, remove them.
+    """List, filter and delete runs.
 
-    How far they came, how good they are, and what they spent.
+    Shows each run's progress, accuracy and privacy spending.
     """
-    from fedveil.progress import show_json
-    from fedveil.runs.listing import STATES, find_runs, listed
+    from fedveil.commands.progress import show_json
+    from fedveil.runs.listing import find_runs, listed
 
-    if state is not None and state not in STATES:
-        raise unknown("state", state, STATES)
-    if min_accuracy is not None and not 0 <= min_accuracy <= 1:
-        raise UserError(f"--min-accuracy {min_accuracy:g}: accuracies lie between 0 and 1.")
-    if max_epsilon is not None and not max_epsilon > 0:
-        raise UserError(f"--max-epsilon {max_epsilon:g}: an epsilon is above 0.")
+    wanted = Filter(algorithm, data, state, min_accuracy, max_epsilon)
     if remove and as_json:
-        raise UserError("--remove asks and tells, and --json is for a program; give one.")
+        raise UserError("--remove asks for confirmation, and --json is for programs; pass one.")
     where = list(places) if places else [place for place in PLACES if place.is_dir()]
     found = [listed(path) for path in find_runs(where)]
-    chosen = [
-        run
-        for run in found
-        if (algorithm is None or run.algorithm == algorithm)
-        and (data is None or run.data == data)
-        and (state is None or run.state == state)
-        and (min_accuracy is None or (run.accuracy is not None and run.accuracy >= min_accuracy))
-        and (max_epsilon is None or (run.epsilon is not None and run.epsilon <= max_epsilon))
-    ]
+    chosen = [run for run in found if wanted.matches(run)]
     if as_json:
         show_json([run.plain() for run in chosen])
         return
@@ -73,24 +99,26 @@ def runs(
 
 
 def _show(chosen: list[Listed], found: int) -> None:
+    from fedveil.commands.progress import entry
     from fedveil.data.origin import footnote
-    from fedveil.progress import entry
+    from fedveil.runs.listing import NOISY_NOTE
 
     if not chosen:
-        said = "No runs are here." if not found else f"None of the {found} runs here is like that."
-        print(said)
+        print(f"None of the {found} runs here matches." if found else "No runs found.")
         return
     _print_rows([_row(run) for run in chosen])
-    if told := footnote(run.origin for run in chosen if run.epsilon is not None):
-        entry("", told, width=0)
+    if note := footnote(run.origin for run in chosen if run.epsilon is not None):
+        entry("", note, width=0)
+    if any(run.noisy for run in chosen):
+        entry("", NOISY_NOTE, width=0)
     for run in chosen:
         if run.problem:
             entry("Broken", run.problem, width=13)
 
 
 def _row(run: Listed) -> dict[str, str]:
-    """A run's cells by the heads of their columns."""
-    from fedveil.progress import printable
+    """A run's cells by column."""
+    from fedveil.commands.progress import printable
 
     rounds, score, spent = _numbers(run)
     cells = {"name": str(run.path), "algorithm": run.algorithm, "data": run.data, "rounds": rounds}
@@ -99,14 +127,14 @@ def _row(run: Listed) -> dict[str, str]:
 
 
 def _print_rows(rows: list[dict[str, str]]) -> None:
-    """The widest table that fits; where none does, a name has a line of its own.
+    """The widest table that fits; if none does, each name gets a line of its own.
 
-    Names are never folded, for they are there to be copied.
+    Names are never wrapped, so that they can be copied.
     """
     from rich.measure import Measurement
 
-    from fedveil.comparing.table import wide
-    from fedveil.progress import plain_output
+    from fedveil.commands.comparison_table import wide
+    from fedveil.commands.progress import plain_output
 
     out = wide()
     for left_out in ((), ("data",), ("data", "algorithm")):
@@ -139,13 +167,14 @@ def _table(rows: list[dict[str, str]], left_out: tuple[str, ...]) -> Table:
 
 
 def _numbers(run: Listed) -> tuple[str, str, str]:
-    from fedveil.privacy.statement import rounded_up
+    from fedveil.accounting.rounding import rounded_up
 
     if run.state == "broken":
         return "", "", ""
     score = "" if run.loss is None else f"loss {run.loss:.3g}"
     if run.accuracy is not None:
         score = f"{run.accuracy:.2%}"
+    score += run.mark if score else ""
     ended = run.rounds and run.loss is not None and not run.untold
     spent = "not private" if not run.private else "∞" if ended else ""
     if run.epsilon is not None:
@@ -154,8 +183,8 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
 
 
 def _remove(chosen: list[Listed], yes: bool) -> None:
-    """Ask, then delete one after the other; what was spent stays spent."""
-    from fedveil.progress import entry
+    """Delete runs after confirmation; what they spent stays spent."""
+    from fedveil.commands.progress import entry
     from fedveil.runs.listing import remove_run
 
     count = "this run" if len(chosen) == 1 else f"these {len(chosen)} runs"
@@ -169,10 +198,10 @@ def _remove(chosen: list[Listed], yes: bool) -> None:
         except UserError as problem:
             problems.append(str(problem))
             continue
-        kept = f"; left in place, for they are not a run's: {', '.join(left)}" if left else ""
+        kept = f"; kept, as not part of a run: {', '.join(left)}" if left else ""
         entry("", f"Deleted {run.path}{kept}.", width=0)
     if any(run.private for run in chosen):
-        told = "What these runs have spent stays spent: the ledger keeps it, and no ε comes back."
-        entry("", told, width=0)
+        note = "The privacy these runs spent stays spent: the ledger still counts it."
+        entry("", note, width=0)
     if problems:
         raise UserError(problems[0])

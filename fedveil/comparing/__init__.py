@@ -1,1 +1,1 @@
-"""Several recipes, settings and seeds at one budget on the same data: played, tested, told."""
+"""Train and compare algorithms, settings and seeds at the same budget on the same data."""

@@ -1,4 +1,4 @@
-"""What a comparison costs by the ledger: whether there is room, and what all runs came to."""
+"""Privacy cost of a comparison by the ledger: before it starts, and in total."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedveil.accounting.rounding import rounded_up, short
 from fedveil.comparing.members import Comparison
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
-    from fedveil.privacy.ledger import Account, Ledger, Stream
-    from fedveil.privacy.together import Charged
+    from fedveil.ledger.ledger import Ledger, Limit, Stream
     from fedveil.recipe import View
-    from fedveil.training import Training
+    from fedveil.training.run import Training
 
-ALIKE = 0.02  # relative differences of ε that are none
+ALIKE = 0.02  # relative differences of ε up to this are ignored
 
 
 @dataclass(frozen=True)
 class Room:
-    """How many of the runs, in their order, the budgets of these data have room for."""
+    """How many of the runs, in their order, fit into the budgets of the data."""
 
     runs: int
-    standing: bool  # whether there is a budget at all; then one run is played at a time
+    budgeted: bool  # whether the data have a budget, which allows one run at a time
 
 
 def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
-    """The room there is; a comparison that would be cut is refused unless that is asked for."""
-    from fedveil.charging import refuse_other_split
-    from fedveil.privacy.chain import Chain
-    from fedveil.privacy.ledger import Ledger
+    """The room in the budgets; without `cut`, a comparison that does not fit is refused."""
+    from fedveil.ledger.chain import Chain
+    from fedveil.ledger.charging import refuse_other_split
+    from fedveil.ledger.ledger import Ledger
 
     runs = list(comparison.runs())
     ledger = Ledger(where) if Chain.exists(where) else None
@@ -41,150 +41,157 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
         return Room(len(runs), False)
     try:
         trainings = _prepared(comparison, where)
-        account = _account(trainings[0])
+        account = trainings[0].spec.account
         refuse_other_split(ledger, account, trainings[0].data)
-        budgets = ledger.budgets(account)
-        if not budgets:
+        limits = ledger.limits(account)
+        if not limits:
             return Room(len(runs), False)
-        fit = min(_fitting(ledger, trainings, view) for view in budgets)
+        fit = min(_fitting(ledger, trainings, limit) for limit in limits)
     finally:
         ledger.close()
     if fit < len(runs) and not (cut and fit):
-        raise UserError(_full(trainings[0], budgets, fit, len(runs)))
+        raise UserError(_full(trainings[0], limits, fit, len(runs)))
     return Room(fit, True)
 
 
 def new_account(comparison: Comparison, where: Path) -> str:
-    """That these data are counted apart from data with a budget that they resemble, or nothing."""
-    from fedveil.privacy.chain import Chain
-    from fedveil.resembling import resembling
-    from fedveil.settings import load_data, resolve_recipe
+    """A warning if the data resemble data with a budget but have an account of their own.
+
+    They are refused if they are about the same people.
+    """
+    from fedveil.ledger.chain import Chain
+    from fedveil.ledger.charging import refuse_shared_clients
+    from fedveil.ledger.ledger import Account, open_ledger
+    from fedveil.ledger.resembling import resembling
+    from fedveil.training.settings import resolve_recipe
+    from fedveil.training.sources import load_for
 
     if not Chain.exists(where):
         return ""
     settings = comparison.members[0].settings
-    data = load_data(settings.data)
+    data = load_for(settings)
     data = data.by_example() if resolve_recipe(settings).unit == "example" else data
-    return resembling(data, data.fingerprint(), where)
+    with contextlib.closing(open_ledger(where)) as books:
+        refuse_shared_clients(books, Account.of(data, settings.account), data)
+    return resembling(data, settings.account, where)
 
 
 def refuse_unequal_noise(comparison: Comparison, where: Path) -> None:
-    """Members that bring their own noise must come to one ε, for no budget makes them equal."""
-    from fedveil.settings import load_data, prepare, resolve_recipe
+    """Refuse members with noise of their own whose ε differ."""
+    from fedveil.training.settings import from_settings, resolve_recipe
+    from fedveil.training.sources import load_for
 
-    members = comparison.members
-    if members[0].settings.epsilon is not None or not resolve_recipe(members[0].settings).private:
+    members = [m for m in comparison.members if resolve_recipe(m.settings).private]
+    if not members or members[0].settings.epsilon is not None:
         return
-    data = load_data(members[0].settings.data)
+    data = load_for(members[0].settings)
     spent = []
     for member in members:
-        training = prepare(member.at(comparison.seeds[0]), data, ledger=where)
+        training = from_settings(member.at(comparison.seeds[0]), data, ledger=where)
         spent.append(training.statement().main.epsilon)
     refuse_apart([member.label for member in members], spent)
 
 
 def refuse_apart(names: Sequence[str], spent: Sequence[float]) -> None:
-    """Refuse values of ε that differ by more than what calibration leaves open."""
+    """Refuse values of ε that differ by more than the tolerance of calibration."""
     for name, epsilon in zip(names[1:], spent[1:], strict=True):
         if not math.isclose(epsilon, spent[0], rel_tol=ALIKE):
             raise UserError(
-                f"{names[0]} and {name} cannot be compared: their own noise comes to epsilon = "
-                f"{spent[0]:.3g} for one and {epsilon:.3g} for the other; give both --epsilon."
+                f"{names[0]} and {name} cannot be compared: their own noise gives epsilon = "
+                f"{rounded_up(spent[0])} for one and {rounded_up(epsilon)} for the other. Pass "
+                "--epsilon."
             )
 
 
-def _full(training: Training, budgets: Any, fit: int, runs: int) -> str:
-    said = " and ".join(f"epsilon = {b.epsilon:g} in view '{v}'" for v, b in budgets.items())
-    advice = "give --cut to play those, or compare fewer" if fit else "see `fedveil budget show`"
+def _full(training: Training, limits: Sequence[Limit], fit: int, runs: int) -> str:
+    each = " and ".join(
+        f"epsilon = {short(limit.budget.epsilon)} in view '{limit.view}'" for limit in limits
+    )
+    advice = "Pass --cut to train those, or compare fewer" if fit else "See `fedveil budget show`"
     return (
-        f"The budget of '{training.data.name}', {said}, has room for {fit} of these {runs} runs, "
-        f"and none was played; {advice}."
+        f"The budget of '{training.data.name}', {each}, has room for {fit} of these {runs} runs. "
+        f"No run was trained. {advice}."
     )
 
 
 def _prepared(comparison: Comparison, where: Path) -> list[Training]:
-    """All runs at round 0, on data that are loaded once."""
-    from fedveil.settings import load_data, prepare
+    """All runs at round 0, on data loaded once."""
+    from fedveil.training.settings import from_settings
+    from fedveil.training.sources import load_for
 
-    data = load_data(comparison.members[0].settings.data)
-    return [prepare(member.at(seed), data, ledger=where) for member, seed in comparison.runs()]
-
-
-def _account(training: Training) -> Account:
-    from fedveil.privacy.ledger import Account
-
-    return Account(training.fingerprint, training.recipe.unit)
+    data = load_for(comparison.members[0].settings)
+    return [
+        from_settings(member.at(seed), data, ledger=where) for member, seed in comparison.runs()
+    ]
 
 
-def _fitting(ledger: Ledger, trainings: Sequence[Training], view: View) -> int:
-    """How many of the runs fit a budget wholly, one after another."""
-    from fedveil.privacy import together
+def _fitting(ledger: Ledger, trainings: Sequence[Training], limit: Limit) -> int:
+    """How many complete runs fit into a budget, in their order."""
+    from fedveil.ledger.ledger import spent_on
 
-    account = _account(trainings[0])
-    budget = ledger.budgets(account)[view]
-    streams = {id(stream): stream.charged(view) for stream in ledger.of(account)}
+    streams = ledger.of(limit.account)
+    rounds: dict[Stream, int] = {}
+    epsilon, delta = limit.budget.epsilon, limit.budget.delta
     for count, training in enumerate(trainings):
-        key, charged = _planned(ledger, training, view)
-        streams[key] = charged
-        spent = together.epsilon(list(streams.values()), budget.delta, budget.epsilon)
-        if spent > budget.epsilon:
+        stream = _planned(ledger, training)
+        streams += [] if stream in streams else [stream]
+        rounds[stream] = training.rounds
+        spent = spent_on(streams, limit.view, delta, epsilon, limit.account.silo, rounds)
+        if spent > epsilon:
             return count
     return len(trainings)
 
 
-def _planned(ledger: Ledger, training: Training, view: View) -> tuple[int, Charged]:
-    """A run as if all its rounds were reserved; one that has begun counts once."""
-    from fedveil.charging import facts_of
-    from fedveil.privacy.ledger import stream_key
-    from fedveil.privacy.together import Charged
+def _planned(ledger: Ledger, training: Training) -> Stream:
+    """The stream of a run; that of the ledger if the run has started."""
+    from fedveil.ledger.charging import facts_of, named
+    from fedveil.ledger.ledger import Stream, stream_key
 
-    facts = facts_of(training, _account(training))
-    known = ledger.streams.get(stream_key(facts.plain()))
-    key = id(training) if known is None else id(known)
-    return key, Charged(facts.plans[view], training.rounds, training.rounds)
+    body = named(facts_of(training.spec), training.spec, ledger).plain()
+    return ledger.streams.get(stream_key(body)) or Stream(body)
 
 
-def together_of(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
-    """ε at δ of all rounds that runs have reserved; None where no ledger knows any of them."""
-    from fedveil.privacy import together
-    from fedveil.privacy.ledger import released_twice
+def total_cost(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
+    """ε at δ of all rounds that the runs have reserved; None if no ledger records any of them."""
+    from fedveil.ledger.ledger import released_twice, spent_on
+    from fedveil.privacy import composition
 
-    drawn = _drawn([path for path in paths if path.is_dir()])
-    mine = [stream.charged(view) for key, stream in drawn.streams.items() if key in drawn.mine]
-    if not mine:
+    drawn = _ledger_streams([path for path in paths if path.is_dir()])
+    own = [stream for key, stream in drawn.streams.items() if key in drawn.mine]
+    if not own:
         return None
-    every = [stream.charged(view) for stream in drawn.streams.values()]
-    delta = min(float(drawn.streams[key].body["delta"]) for key in drawn.mine)
+    every, mine = list(drawn.streams.values()), [stream.charged(view) for stream in own]
+    delta = min(float(stream.body["delta"]) for stream in own)
     return {
-        "epsilon": _finite(together.epsilon(mine, delta)),
-        "reason": together.reason(mine),
+        "epsilon": _finite(spent_on(own, view, delta)),
+        "reason": composition.reason(mine),
         "delta": delta,
         "view": view,
-        "adjacency": together.adjacency(mine) if together.fitting(mine) else None,
+        "adjacency": composition.adjacency(mine) if composition.fitting(mine) else None,
         "runs": drawn.runs,
         "unrecorded": drawn.unrecorded,
-        "account": _finite(together.epsilon(every, delta)),
+        "account": _finite(spent_on(every, view, delta)),
         "others": len(every) - len(mine),
         "released_twice": bool(released_twice(drawn.streams[key] for key in drawn.mine)),
     }
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What was drawn on some runs' data, by their ledgers, and what of it by these runs."""
+class LedgerStreams:
+    """Noise streams on the data of some runs, by their ledgers, and which are the runs' own."""
 
     streams: dict[str, Stream]
-    mine: set[str]  # of their names
+    mine: set[str]  # keys of the runs' own streams
     runs: int
-    unrecorded: int  # runs that no ledger knows, so that what they cost is not counted
+    unrecorded: int  # runs that no ledger records, so their cost is not counted
 
 
-def _drawn(paths: Sequence[Path]) -> Drawn:
-    from fedveil.privacy.chain import Chain
-    from fedveil.privacy.ledger import Ledger
-    from fedveil.runs.directory import RunDirectory
+def _ledger_streams(paths: Sequence[Path]) -> LedgerStreams:
+    from fedveil.ledger.chain import Chain
+    from fedveil.ledger.ledger import Ledger
+    from fedveil.runs.saved import METRICS, SavedRun
 
-    traces = [t for path in paths if (t := RunDirectory(path).load_trace()) is not None]
+    traces = [t for path in paths if (t := SavedRun(path).trace) is not None]
     streams: dict[str, Stream] = {}
     own: dict[str, set[str]] = {}  # of each run
     for where in dict.fromkeys(Path(trace["path"]) for trace in traces):
@@ -196,10 +203,10 @@ def _drawn(paths: Sequence[Path]) -> Drawn:
             accounts = {ledger.streams[key].account for keys in found.values() for key in keys}
             streams |= {k: s for k, s in ledger.streams.items() if s.account in accounts}
             own |= found
-    played = sum((path / "metrics.parquet").is_file() for path in paths)
+    trained = sum(SavedRun(path).has(METRICS) for path in paths)
     mine = {key for keys in own.values() for key in keys}
     count = sum(bool(keys) for keys in own.values())
-    return Drawn(streams, mine, count, max(played - count, 0))
+    return LedgerStreams(streams, mine, count, max(trained - count, 0))
 
 
 def _finite(epsilon: float) -> float | None:

@@ -1,4 +1,4 @@
-"""What is compared: members at one budget, on one split, towards one view, over the same seeds."""
+"""What is compared: members with equal budget, data, split, view and seeds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedveil.errors import UserError, unknown
-from fedveil.runs.directory import reading
-from fedveil.runs.versions import refuse_newer
-from fedveil.settings import Settings, read_settings, refuse_unnamed_data, resolve_recipe
+from fedveil.accounting.rounding import short
+from fedveil.comparing.linked import linked
+from fedveil.errors import UserError, told, unknown
+from fedveil.runs.saved import reading
+from fedveil.serialization.versions import refuse_newer
+from fedveil.training.settings import Settings, read_settings, refuse_unnamed_data, resolve_recipe
 
 FILE = "comparison.toml"
-VARIABLE = ("rounds", "model", "engine", "epsilon", "delta", "view")  # settings beside parameters
-SYMBOLS = {  # what papers call parameters (docs/notation.md), and what these are called here
+VARIABLE = (
+    "rounds",
+    "model",
+    "engine",
+    "epsilon",
+    "delta",
+    "view",
+)  # settings that a grid may vary, besides parameters
+SYMBOLS = {  # symbols of papers (docs/notation.md) and the parameters they stand for
     **dict.fromkeys(("K", "E", "Q", "T"), ("steps",)),
     **dict.fromkeys(("eta", "η", "eta_l", "eta_k", "gamma", "γ", "lr"), ("learning_rate",)),
     **dict.fromkeys(("C", "c"), ("clip", "scale")),
@@ -31,23 +40,25 @@ SYMBOLS = {  # what papers call parameters (docs/notation.md), and what these ar
     "β": ("beta",),
     **dict.fromkeys(("z", "σ", "sigma"), ("noise_multiplier",)),
 }
-MOST_RUNS = 10_000
+MAX_RUNS = 10_000
+SHARED_BY_ALL = ("the data", "the unit that is protected")  # also by members without noise
+OF_PRIVATE = ("epsilon", "delta", "view", "per_round")  # flags that baselines do not take
 
 
 @dataclass(frozen=True)
 class Member:
-    """One recipe with its settings; its runs differ in the seed alone."""
+    """One algorithm with its settings; its runs differ only in the seed."""
 
     label: str
     settings: Settings
-    parameters: Mapping[str, Any] = field(default_factory=dict)  # those that were varied
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # the varied ones
 
     def at(self, seed: int) -> Settings:
         """The settings of one of its runs."""
         return self.settings.model_copy(update={"seed": seed})
 
     def directory(self, seed: int) -> str:
-        """The name of one of its runs."""
+        """The directory name of one of its runs."""
         return f"{self.label}-s{seed}"
 
 
@@ -58,20 +69,25 @@ class Comparison:
     members: tuple[Member, ...]
     seeds: tuple[int, ...]
     varied: tuple[str, ...] = ()
-    selection: Mapping[str, Any] | None = None  # how one is to be selected privately
+    selection: Mapping[str, Any] | None = None  # parameters of private selection, if used
 
     def runs(self) -> Iterator[tuple[Member, int]]:
-        """All runs, seed by seed, so that a comparison cut short has compared something."""
+        """All runs, seed by seed, so that an interrupted comparison has compared all members."""
         for seed in self.seeds:
             for member in self.members:
                 yield member, seed
 
+    @property
+    def reference(self) -> Member:
+        """The member that states budget and view: the first private one, or the first."""
+        return next((member for member in self.members if is_private(member)), self.members[0])
+
     def paths(self, directory: Path) -> list[Path]:
-        """Where all its runs are, or will be."""
+        """The directories of all runs."""
         return [directory / member.directory(seed) for member, seed in self.runs()]
 
     def plain(self) -> dict[str, Any]:
-        """As TOML has it."""
+        """As plain values, for TOML."""
         from fedveil import __version__
 
         chosen = {} if self.selection is None else {"selection": dict(self.selection)}
@@ -98,18 +114,20 @@ def planned(
     grid: Sequence[tuple[str, list[Any]]],
     seeds: Sequence[int],
 ) -> Comparison:
-    """Files × algorithms × grid × seeds; members that cannot be compared are refused."""
+    """Files × algorithms × grid × seeds; refuses members that cannot be compared."""
     axes = dict(grid)
     if len(axes) < len(grid):
-        raise UserError("--grid names a parameter twice; give all of its values at once.")
+        raise UserError(
+            "--grid names a parameter twice. List all its values once: --grid NAME=1,2,4."
+        )
     seeds = _seeds(seeds, axes.pop("seed", axes.pop("seeds", None)))
     bases = list(_bases(files, algorithms, flags))
-    whose = _whose(axes, [name for name, _ in bases])
-    members = [m for name, base in bases for m in _points(name, base, axes, whose)]
+    members_of = _members_of(axes, [name for name, _ in bases])
+    members = [m for name, base in bases for m in _points(name, base, axes, members_of)]
     _refuse_same(members)
-    if len(members) * len(seeds) > MOST_RUNS:
+    if len(members) * len(seeds) > MAX_RUNS:
         raise UserError(
-            f"That would be {len(members) * len(seeds):,} runs; compare at most {MOST_RUNS:,}."
+            f"This comparison has {len(members) * len(seeds):,} runs. Compare at most {MAX_RUNS:,}."
         )
     varied = dict.fromkeys(name for member in members for name in member.parameters)
     comparison = Comparison(tuple(members), tuple(seeds), tuple(varied))
@@ -118,11 +136,11 @@ def planned(
 
 
 def read_comparison(directory: Path) -> Comparison:
-    """The comparison that a directory was begun with."""
+    """The comparison saved in a directory."""
     file = directory / FILE
     if not file.is_file():
         raise UserError(
-            f"{directory} is not a comparison: it has no {FILE}; name a comparison's directory."
+            f"{directory} is not a comparison: it has no {FILE}. Name a comparison's directory."
         )
     with reading(file):
         plain = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -136,7 +154,7 @@ def read_comparison(directory: Path) -> Comparison:
 
 
 def plain_settings(settings: Settings) -> dict[str, Any]:
-    """Settings as plain values, which name their data from any directory."""
+    """Settings as plain values, with the data path made absolute."""
     plain = settings.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     if settings.data.path is not None:
         plain["data"]["path"] = str(settings.data.path.resolve())
@@ -144,41 +162,46 @@ def plain_settings(settings: Settings) -> dict[str, Any]:
 
 
 def refuse_unequal(members: Sequence[Member]) -> None:
-    """An accuracy is compared at equal data, unit, budget and view, or not at all."""
-    recipes = [resolve_recipe(member.settings) for member in members]
-    bare = [m.label for m, recipe in zip(members, recipes, strict=True) if not recipe.private]
-    if bare and len(bare) < len(members):
-        raise UserError(
-            f"{bare[0]} is not private, so it has no ε to compare at; train it alone and put both "
-            "on one page: `fedveil report COMPARISON RUN`."
-        )
-    first = _terms(members[0])
-    for member in members[1:]:
-        for what, value in _terms(member).items():
-            if value != first[what]:
+    """Refuse members that differ in data, unit, budget, view or randomness.
+
+    Members that are not private are baselines: of them, only data and unit must be equal.
+    """
+    private = [member for member in members if is_private(member)]
+    first = (private or list(members))[0]
+    wanted = _terms(first)
+    for member in members:
+        shared = wanted if is_private(member) == is_private(first) else SHARED_BY_ALL
+        terms = _terms(member)
+        for what in shared:
+            if terms[what] != wanted[what]:
                 raise UserError(
-                    f"{members[0].label} and {member.label} cannot be compared: {what} is "
-                    f"{first[what]} for one and {value} for the other; make them equal."
+                    f"{first.label} and {member.label} cannot be compared: {what} is "
+                    f"{wanted[what]} for one and {terms[what]} for the other. Make them equal."
                 )
 
 
+def is_private(member: Member) -> bool:
+    """Whether a member's recipe adds noise, so that it has an ε."""
+    return resolve_recipe(member.settings).private
+
+
 def _terms(member: Member) -> dict[str, str]:
-    """What must be equal, in words."""
+    """The properties that must be equal, as text."""
     settings = member.settings
     recipe = resolve_recipe(settings)
     if not recipe.private:
-        budget = "none, for it adds no noise"
+        budget = "none, since it adds no noise"
     elif settings.epsilon is None:
-        budget = "what its own noise comes to"
+        budget = "the one of its own noise"
     else:
-        delta = "its default" if settings.delta is None else f"{settings.delta:g}"
-        each = " a round" if settings.per_round else ""
-        budget = f"epsilon = {settings.epsilon:g}, delta = {delta}{each}"
+        delta = "its default" if settings.delta is None else short(settings.delta)
+        each = " per round" if settings.per_round else ""
+        budget = f"epsilon = {short(settings.epsilon)}, delta = {delta}{each}"
     data = settings.data.model_dump(mode="json", exclude_defaults=True)
     named = ", ".join(f"{name}={value}" for name, value in data.items()) or "the default"
     return {
         "the data": named,
-        "the unit that is protected": recipe.unit,
+        "the unit that is protected": "example" if recipe.by_record else recipe.unit,
         "the budget": budget,
         "the view": recipe.view,
         "the randomness": settings.noise,
@@ -188,25 +211,35 @@ def _terms(member: Member) -> dict[str, str]:
 def _bases(
     files: Sequence[Path], algorithms: Sequence[str], flags: Mapping[str, Any]
 ) -> Iterator[tuple[str, Settings]]:
-    """Named settings before the grid."""
+    """Names and settings of the members before the grid."""
     sources: list[Path | None] = [*files] or [None]
     names: list[str | None] = [*algorithms] or [None]
     for file, algorithm in itertools.product(sources, names):
         named = {} if algorithm is None else {"algorithm": algorithm}
-        settings = read_settings(file, {**_fitting(algorithm, flags), **named})
-        refuse_unnamed_data(settings, f"{file}", "name them with --dataset or --path")
+        settings = _without_budget(
+            read_settings(file, {**_fitting(algorithm, flags), **named}), len(names) > 1
+        )
+        refuse_unnamed_data(settings, f"{file}", "Name them with --dataset or --path")
         yield _name(file if len(files) > 1 else None, algorithm, settings), settings
 
 
+def _without_budget(settings: Settings, several: bool) -> Settings:
+    """Beside other algorithms, one without noise is a baseline, which takes no budget."""
+    if not several or resolve_recipe(settings).private:
+        return settings
+    kept = settings.model_fields_set - {*OF_PRIVATE}
+    return Settings.model_validate(settings.model_dump(include=kept, exclude_unset=True))
+
+
 def _name(file: Path | None, algorithm: str | None, settings: Settings) -> str:
-    """The algorithm; where there are several files, the file's name tells them apart."""
+    """The algorithm, or the name of the file if there are several."""
     if file is None:
         return algorithm or resolve_recipe(settings).name
     return file.stem if algorithm is None else f"{file.stem}-{algorithm}"
 
 
 def _fitting(algorithm: str | None, flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`--set dp_fedavg.clip=2` is for one algorithm, `--set rate=0.2` for all of them."""
+    """The flags for an algorithm: `--set dp_fedavg.clip=2` is for one, `--set rate=0.2` for all."""
     parameters = flags.get("parameters")
     if parameters is None:
         return flags
@@ -218,10 +251,12 @@ def _fitting(algorithm: str | None, flags: Mapping[str, Any]) -> Mapping[str, An
     return {**flags, "parameters": mine}
 
 
-def _whose(axes: Mapping[str, list[Any]], names: list[str]) -> dict[str, list[str]]:
-    """For each axis the members it is for: `dp_fedavg.clip` for one, `clip` for all."""
+def _members_of(axes: Mapping[str, list[Any]], names: list[str]) -> dict[str, list[str]]:
+    """The members that each axis varies: `dp_fedavg.clip` one, `clip` all."""
     found = {}
     for axis in axes:
+        if not isinstance(axis, str):
+            raise UserError(f"The grid varies {told(axis)}. Give the name of a parameter.")
         whose, dot, _ = axis.rpartition(".")
         if dot and whose not in names:
             raise unknown("member to vary named", whose, names)
@@ -230,17 +265,19 @@ def _whose(axes: Mapping[str, list[Any]], names: list[str]) -> dict[str, list[st
 
 
 def _points(
-    name: str, base: Settings, axes: Mapping[str, list[Any]], whose: Mapping[str, list[str]]
+    name: str, base: Settings, axes: Mapping[str, list[Any]], members_of: Mapping[str, list[str]]
 ) -> Iterator[Member]:
-    """Every combination of the values of the axes that are for this base."""
-    mine = {axis.rpartition(".")[2]: v for axis, v in axes.items() if name in whose[axis]}
+    """The members of one base: every combination of the values of its axes."""
+    mine = {axis.rpartition(".")[2]: v for axis, v in axes.items() if name in members_of[axis]}
     for values in itertools.product(*mine.values()):
         point = dict(zip(mine, values, strict=True))
-        yield Member(_label(name, point), _varied(base, point), point)
+        found = linked(_varied(base, point))
+        shown = {key: found.parameters.get(key, value) for key, value in point.items()}
+        yield Member(_label(name, shown), found, shown)
 
 
 def _varied(base: Settings, point: Mapping[str, Any]) -> Settings:
-    """The settings with a point's values in place of their own."""
+    """The settings with the values of a grid point."""
     from fedveil.algorithms.calling import method_named, parameters_of, takes_others
 
     if not point:
@@ -256,22 +293,21 @@ def _varied(base: Settings, point: Mapping[str, Any]) -> Settings:
         else:
             _refuse_symbol(base.algorithm, name, known)
             raise unknown(f"parameter of {base.algorithm} to vary named", name, [*known, *VARIABLE])
-    plain.pop("recipe", None)  # made anew, from the algorithm and its parameters
+    plain.pop("recipe", None)  # rebuilt from the algorithm and its parameters
     return read_settings(None, plain)
 
 
 def _refuse_symbol(algorithm: str, name: str, known: Iterable[str]) -> None:
-    """A paper's letter for a parameter, or another algorithm's word for it, is told its name."""
+    """Refuse a paper's symbol or another algorithm's name for a parameter, and give its name."""
     meant = [word for word in SYMBOLS.get(name, ()) if word in known]
     if meant:
         raise UserError(
-            f"There is no parameter of {algorithm} named '{name}'; here it is called "
-            f"'{meant[0]}': --grid {meant[0]}=…."
+            f"{algorithm} has no parameter '{name}'. Its name is '{meant[0]}': --grid {meant[0]}=…."
         )
 
 
 def _label(name: str, point: Mapping[str, Any]) -> str:
-    """`dp_fedavg-clip=0.5`: also the name of a directory.
+    """`dp_fedavg-clip=0.5`, also used as a directory name.
 
     >>> _label("dp_fedavg", {"clip": 0.5, "model": "a/b:C"})
     'dp_fedavg-clip=0.5-model=a_b_C'
@@ -283,12 +319,14 @@ def _label(name: str, point: Mapping[str, Any]) -> str:
 def _seeds(seeds: Sequence[int], grid: list[Any] | None) -> tuple[int, ...]:
     chosen = seeds if grid is None else grid
     if not chosen:
-        raise UserError("There are no seeds to compare over; give at least one, such as --seeds 3.")
+        raise UserError("There are no seeds to compare over. Pass at least one, such as --seeds 3.")
     wrong = [s for s in chosen if not isinstance(s, int) or isinstance(s, bool) or s < 0]
     if wrong:
-        raise UserError(f"A seed is {wrong[0]!r}; seeds are whole numbers from 0 on.")
+        raise UserError(f"The seed {wrong[0]!r} is not valid. Use integers from 0 on.")
     if len(set(chosen)) < len(chosen):
-        raise UserError("A seed is named twice; equal runs would count as independent ones.")
+        raise UserError(
+            "A seed is named twice. Use different seeds: equal runs are not independent."
+        )
     return tuple(chosen)
 
 
@@ -297,7 +335,6 @@ def _refuse_same(members: Sequence[Member]) -> None:
     for member in members:
         if member.label in seen:
             raise UserError(
-                f"Two members are called '{member.label}'; "
-                "leave one out, or name their files apart."
+                f"Two members have the name '{member.label}'. Remove one, or rename its file."
             )
         seen.add(member.label)

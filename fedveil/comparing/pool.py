@@ -1,6 +1,7 @@
-"""Runs over the cores: worker processes of one thread each, which are told to stop, not killed.
+"""Train runs in parallel, in worker processes with one thread each.
 
-A worker that dies takes one run with it, which can be gone on with; the others go on.
+Workers are asked to stop, not killed. If a worker dies, its run can be resumed and the others
+continue.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedveil.interrupt import stop_after_interrupt
+from fedveil.training.interrupt import stop_after_interrupt
 
-PAUSE = 0.05  # seconds between two looks at the workers
-GRACE = 40.0  # seconds for the round under way, before a worker is asked again and stops at once
+PAUSE = 0.05  # seconds between two checks of the workers
+GRACE = 40.0  # seconds to finish the current round; asked again, a worker stops at once
 PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Task:
-    """One run to be played, or to be gone on with."""
+class RunTask:
+    """One run to start or to resume."""
 
     name: str
     path: Path
@@ -37,37 +38,50 @@ class Task:
     rounds: int
 
     def line(self, ledger: Path | None) -> str:
-        """As a worker reads it."""
+        """The task as a line of JSON for a worker."""
         plain = {"path": str(self.path.resolve()), "settings": self.settings}
         return json.dumps({**plain, "ledger": None if ledger is None else str(ledger)}) + "\n"
 
 
 class Display(Protocol):
-    """Sees what becomes of every run."""
+    """Shows the progress of runs."""
 
-    def started(self, task: Task) -> None:
-        """A worker took it up."""
+    def started(self, task: RunTask) -> None:
+        """A worker has started the run."""
 
-    def moved(self, task: Task, answer: Mapping[str, Any]) -> None:
-        """A round was played."""
+    def moved(self, task: RunTask, answer: Mapping[str, Any]) -> None:
+        """A round has finished."""
 
-    def ended(self, task: Task, problem: str | None) -> None:
-        """It is finished, or there is a sentence about why not."""
+    def ended(self, task: RunTask, problem: str | None) -> None:
+        """The run has finished, or failed with a problem."""
+
+
+class NoDisplay:
+    """Shows nothing: the number of runs in a private selection is secret."""
+
+    def started(self, task: RunTask) -> None:
+        """Show nothing."""
+
+    def moved(self, task: RunTask, answer: Mapping[str, Any]) -> None:
+        """Show nothing."""
+
+    def ended(self, task: RunTask, problem: str | None) -> None:
+        """Show nothing."""
 
 
 class Pool:
-    """Tasks in order, on as many workers as there are jobs."""
+    """Trains tasks in order, on `jobs` workers."""
 
     def __init__(self, jobs: int, ledger: Path | None, display: Display) -> None:
         self.jobs, self.ledger, self.display = jobs, ledger, display
-        self.problems: dict[str, str] = {}  # of runs that did not end, by their names
-        self._again = 0.0  # when to ask workers to stop, once that is wished
+        self.problems: dict[str, str] = {}  # of runs that failed, by name
+        self._again = 0.0  # time of the next request to stop
         self.stopped = False
         self._workers: set[subprocess.Popen[str]] = set()
 
-    def play(self, tasks: Sequence[Task]) -> None:
-        """All of them. Ctrl-C ends every worker after its round; a second one ends them at once."""
-        waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+    def run(self, tasks: Sequence[RunTask]) -> None:
+        """Train all tasks. Ctrl-C stops workers after their round, a second Ctrl-C at once."""
+        waiting: queue.SimpleQueue[RunTask] = queue.SimpleQueue()
         for task in tasks:
             waiting.put(task)
         threads = [
@@ -87,14 +101,14 @@ class Pool:
                 worker.kill()
 
     def _stop(self) -> None:
-        """Ask all workers to stop; again after a while, for one that started may have missed it."""
+        """Ask all workers to stop. It is repeated: a worker that is starting may miss a request."""
         self.stopped, self._again = True, time.monotonic() + GRACE
         for worker in list(self._workers):
             with contextlib.suppress(ProcessLookupError):
                 worker.send_signal(signal.SIGINT)
 
-    def _work(self, waiting: queue.SimpleQueue[Task]) -> None:
-        """One worker after another, each for as many tasks as it lives."""
+    def _work(self, waiting: queue.SimpleQueue[RunTask]) -> None:
+        """Serve tasks with one worker, and replace it if it dies."""
         while not self.stopped and not waiting.empty():
             with tempfile.TemporaryFile("w+") as errors, self._worker(errors) as worker:
                 while not self.stopped and worker.poll() is None:
@@ -102,15 +116,15 @@ class Pool:
                         task = waiting.get_nowait()
                     except queue.Empty:
                         return
-                    problem = self._played(worker, task)
+                    problem = self._train(worker, task)
                     if problem == _GONE and not self.stopped:
-                        problem = _last_words(worker, errors)
+                        problem = _cause_of_death(worker, errors)
                     if problem is not None:
                         self.problems[task.name] = "stopped" if self.stopped else problem
                     self.display.ended(task, problem)
 
-    def _played(self, worker: subprocess.Popen[str], task: Task) -> str | None:
-        """Hand a task over and listen until it ends; what went wrong, if something did."""
+    def _train(self, worker: subprocess.Popen[str], task: RunTask) -> str | None:
+        """Send a task to a worker and wait for its end; returns the problem, if any."""
         assert worker.stdin is not None
         assert worker.stdout is not None
         self.display.started(task)
@@ -130,7 +144,7 @@ class Pool:
 
     @contextlib.contextmanager
     def _worker(self, errors: Any) -> Iterator[subprocess.Popen[str]]:
-        """A process in a group of its own, so that Ctrl-C reaches it through `_stop` alone."""
+        """A process in its own session, so that Ctrl-C reaches it only through `_stop`."""
         command = [sys.executable, "-P", "-m", "fedveil.comparing.worker"]
         worker = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
@@ -153,16 +167,16 @@ _GONE = "gone"
 
 
 def _environment() -> dict[str, str]:
-    """One thread each, and the same modules as here."""
+    """One thread per worker, and the same import path as here."""
     where = [str(PACKAGE), *(place or os.getcwd() for place in sys.path)]
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **one, "PYTHONPATH": os.pathsep.join(where), "PYTHONIOENCODING": "utf-8"}
 
 
-def _last_words(worker: subprocess.Popen[str], errors: Any) -> str:
-    """What a worker that died had to say."""
+def _cause_of_death(worker: subprocess.Popen[str], errors: Any) -> str:
+    """Exit code and last error line of a worker that died."""
     code = worker.wait()
     errors.seek(0)
     lines = errors.read().strip().splitlines()
     said = f": {lines[-1]}" if lines else ""
-    return f"its process ended with {code}{said}"
+    return f"its process ended with exit code {code}{said}"

@@ -1,7 +1,7 @@
-"""A process that plays runs, one after another, on one core: told by lines, telling by lines.
+"""A worker process that trains runs one after another on one core.
 
-The parent writes a task as a line of JSON; the answer is a line for every evaluated round and one
-at the end. A run is played by the ordinary training code, into an ordinary run's directory.
+The parent writes a task as a line of JSON to standard input. The worker answers with a line per
+round and one at the end. Runs use the ordinary training code and run directories.
 """
 
 from __future__ import annotations
@@ -17,78 +17,89 @@ from fedveil.errors import UserError
 
 if TYPE_CHECKING:
     from fedveil.data.federated import Federated
-    from fedveil.training import Record, Training
+    from fedveil.training.records import Record
+    from fedveil.training.run import Training
+    from fedveil.training.settings import Settings
 
-Tell = Callable[[Mapping[str, Any]], None]
+Send = Callable[[Mapping[str, Any]], None]
 
 
 def main() -> None:
-    """Play what standard input says until it ends; Ctrl-C ends after the round that is played."""
+    """Train tasks from standard input until it ends; Ctrl-C stops after the current round."""
     import torch
 
     torch.set_num_threads(1)
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a module prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # modules may print
 
-    def tell(answer: Mapping[str, Any]) -> None:
+    def send(answer: Mapping[str, Any]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
     try:
         for line in sys.stdin:
-            if not played(json.loads(line), tell):
+            if not train_task(json.loads(line), send):
                 return
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(130)
 
 
-def played(task: Mapping[str, Any], tell: Tell) -> bool:
-    """Play one run to its end, or until it is stopped; whether to go on with another one."""
-    from fedveil import training as work
-    from fedveil.runs.directory import RunDirectory
+def train_task(task: Mapping[str, Any], send: Send) -> bool:
+    """Train one run until it ends or is stopped; returns whether to continue with another."""
+    from fedveil.training.start import finish
 
-    path = Path(task["path"])
     ledger = None if task["ledger"] is None else Path(task["ledger"])
     try:
-        training = _begun(task["settings"], path, ledger)
-        work.finish(training, RunDirectory.open(path), functools.partial(_tell_round, tell))
+        training = _started(task["settings"], Path(task["path"]), ledger)
+        finish(training, functools.partial(_send_round, send))
     except UserError as problem:
-        tell({"problem": str(problem)})
+        send({"problem": str(problem)})
         return True
-    tell({"ended": training.finished})
+    send({"ended": training.finished})
     return training.finished
 
 
-def _begun(plain: Mapping[str, Any], path: Path, ledger: Path | None) -> Training:
-    """A new run, or one that goes on from its checkpoint."""
-    from fedveil.resuming import restore
-    from fedveil.runs.directory import RunDirectory
-    from fedveil.settings import Settings, prepare, read_run, resolved
+def _started(plain: Mapping[str, Any], path: Path, ledger: Path | None) -> Training:
+    """Start a new run, or resume one from its checkpoint."""
+    from fedveil.runs.saved import RECIPE, SavedRun
+    from fedveil.training.settings import Settings, from_settings, read_run
+    from fedveil.training.sources import load_for
+    from fedveil.training.start import resume, start
 
-    if (path / "recipe.toml").is_file():
-        settings = read_run(path / "recipe.toml")
-        prepared = prepare(settings, _data(settings.data.model_dump_json()), ledger=ledger)
-        return restore(prepared, RunDirectory.open(path), ledger)
-    settings = Settings.model_validate(plain)
-    training = prepare(settings, _data(settings.data.model_dump_json()), ledger=ledger)
-    training.enrol(ledger, saved=True)
-    RunDirectory.create(path).save_settings(resolved(settings, training))
-    return training
+    run = SavedRun(path)
+    known = run.has(RECIPE)
+    settings = read_run(run.file(RECIPE)) if known else Settings.model_validate(plain)
+    data = load_for(settings, path) if known else load_once(deciding_data(settings))
+    training = from_settings(settings, data, ledger=ledger)
+    return resume(training, path) if known else start(training, path)
+
+
+def deciding_data(settings: Settings) -> str:
+    """The settings that decide the data, among them the ε of which statistics get a share."""
+    from fedveil.training.sources import statistics_of
+
+    if statistics_of(settings) is None:
+        return settings.model_copy(update={"seed": 0}).model_dump_json(include={"data", "noise"})
+    return settings.model_copy(update={"seed": 0}).model_dump_json()
 
 
 @functools.lru_cache(maxsize=1)
-def _data(settings: str) -> Federated:
-    """Read once, for all runs of this process."""
-    from fedveil.settings import DataSettings, load_data
+def load_once(settings: str) -> Federated:
+    """The data, loaded once for all runs of this process."""
+    from fedveil.training.settings import Settings
+    from fedveil.training.sources import load_for
 
-    return load_data(DataSettings.model_validate_json(settings))
+    return load_for(Settings.model_validate_json(settings))
 
 
-def _tell_round(tell: Tell, training: Training, record: Record) -> None:
-    from fedveil.progress import quality, spending
+def _send_round(send: Send, training: Training, record: Record) -> None:
+    from fedveil.training.metrics import titled
+    from fedveil.training.records import quality, spending
 
     said = {}
     if record.loss is not None:
-        said = {"said": f"{quality(record)}  {spending(training, record)}"}
-    tell({"round": record.round, "rounds": training.rounds, **said})
+        spec = training.spec
+        reached = quality(record, titled(spec.metrics.main.name), spec.evaluation is not None)
+        said = {"said": f"{reached}  {spending(record, training.spec.allowed)}"}
+    send({"round": record.round, "rounds": training.rounds, **said})
 
 
 if __name__ == "__main__":

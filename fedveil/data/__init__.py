@@ -1,1 +1,1 @@
-"""Data sets, their parsers, and the ways to split them over clients."""
+"""Data sets, their parsers, and partitions of examples over clients."""

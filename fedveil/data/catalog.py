@@ -1,71 +1,75 @@
-"""The data sets known by name: where they are looked for, and where they come from.
+"""Data sets by name: where fedveil looks for them and where it downloads them from.
 
-Importing this is cheap; torch and the parsers are loaded when a data set is.
+Importing this module is cheap: torch and the parsers load with the first data set.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.data.download import RemoteFile, fetch
+from fedveil.data.download import RemoteFile, data_directory, fetch
 from fedveil.errors import UserError, unknown
+from fedveil.serialization.arguments import for_python
 
 if TYPE_CHECKING:
     from fedveil.data.federated import Dataset
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One data set: what it is, whom to cite, which files make it up, how they are read."""
+class CatalogEntry:
+    """One data set: description, citation, the files it consists of, and how to read them."""
 
     name: str
     title: str
     summary: str
     citation: str
     read: Callable[[Path], Dataset]
-    layouts: tuple[tuple[str, ...], ...] = ()  # any of these sets of names is the data set
+    layouts: tuple[tuple[str, ...], ...] = ()  # any one of these sets of file names is enough
     files: tuple[RemoteFile, ...] = ()
-    system: tuple[Path, ...] = ()  # where an operating system's package puts it
+    system: tuple[Path, ...] = ()  # folders where an operating system's package installs it
     package: str = ""  # that package's name
-    folder: str = ""  # below the data directory; `name` unless given
-    bundled: bool = False  # comes with a library, needs no file
-    stand_in: bool = False  # digits are used where it cannot be had
+    folder: str = ""  # subfolder of the data directory [default: `name`]
+    bundled: bool = False  # ships with a library and needs no file
+    stand_in: bool = False  # replaced by digits where it is not available
 
     def home(self) -> Path:
-        """Its folder in the data directory: `FEDVEIL_DATA`, or ~/.cache/fedveil."""
-        root = os.environ.get("FEDVEIL_DATA") or Path.home() / ".cache" / "fedveil"
-        return Path(root).expanduser() / (self.folder or self.name)
+        """Folder of this data set in the data directory (`FEDVEIL_DATA`, or ~/.cache/fedveil)."""
+        return data_directory() / (self.folder or self.name)
 
     def places(self, directory: Path | None = None) -> tuple[Path, ...]:
-        """Where it is looked for, in this order."""
+        """Folders to search, in this order."""
         given = (directory, directory / (self.folder or self.name)) if directory else ()
         return (*given, *self.system, self.home())
 
     def found(self, directory: Path | None = None) -> Path | None:
-        """The first place that holds one of its layouts; None where there is none."""
+        """The first folder that contains one of the layouts, or None."""
         return next((place for place in self.places(directory) if self._is_in(place)), None)
 
     def here(self, directory: Path | None = None) -> bool:
-        """Whether it can be loaded without a download."""
+        """Whether the data set loads without a download."""
         return self.bundled or self.found(directory) is not None
 
     def _is_in(self, place: Path) -> bool:
         return any(all(_present(place, name) for name in layout) for layout in self.layouts)
 
 
-def load(name: str, directory: Path | None = None, download: bool = True) -> Dataset:
-    """The data set `name`: from `directory`, the system, the data directory, or its public address.
+@for_python
+def load(name: str, directory: str | Path | None = None, download: bool = True) -> Dataset:
+    """Load the data set `name` from `directory`, the system, the data directory or its public URL.
 
-    MNIST and Fashion-MNIST fall back to scikit-learn's digits, and `notes` says so; any other data
-    set that cannot be had is one sentence on what to put where.
+    MNIST and Fashion-MNIST fall back to scikit-learn's digits, and `notes` records it. For any
+    other data set that is not available, the error says which files to put where. With
+    `download=False`, nothing is downloaded.
+
+    >>> load("digits")
+    <Dataset digits: 1437 training and 360 test examples, 10 classes>
     """
     if name not in CATALOG:
         raise unknown("data set", name, CATALOG)
-    entry = CATALOG[name]
+    entry, directory = CATALOG[name], None if directory is None else Path(directory)
     if entry.bundled:
         return entry.read(Path())
     place = entry.found(directory)
@@ -79,70 +83,104 @@ def load(name: str, directory: Path | None = None, download: bool = True) -> Dat
     return entry.read(place)
 
 
+@for_python
 def load_path(
     path: Path | str,
-    size: tuple[int, int] | None = None,
+    size: Sequence[int] | None = None,
     color: bool | None = None,
-    classes: tuple[str, ...] | None = None,
+    classes: Sequence[str] | None = None,
     seed: int = 0,
 ) -> Dataset:
-    """The data set in a file or folder: class folders of images or their zip, IDX files, a play.
+    """Load a file or folder that is not a table.
 
-    `size`, `color` and `classes` are public settings of class folders; see `load_images`.
+    Args:
+        path: Images in `<class>/<image>` or `<user>/<class>/<image>` or a zip of them, IDX files, a
+            play, LEAF's JSON, or the HDF5 files of TensorFlow Federated.
+        size: Height and width that every image is resized to. [default: 32 × 32]
+        color: False for grayscale images. [default: color]
+        classes: Public names of the class folders. [default: read from the folders]
+        seed: Seed of the hold-out.
+
+    >>> load_path("photos", size=(32, 32), classes=["cat", "dog"])  # doctest: +SKIP
     """
     path = Path(path)
     if not path.exists():
-        raise UserError(f"There is no file or folder '{path}'.")
+        raise UserError(f"No such file or folder: '{path}'.")
     idx = path.is_dir() and CATALOG["mnist"].found(path) == path
+    if path.is_dir() and not idx and _is_leaf(path):
+        from fedveil.data.sources.benchmarks import load_leaf
+
+        return load_leaf(path)
     if (path.is_dir() and not idx) or path.suffix.lower() == ".zip":
         from fedveil.data.sources.images import load_images
 
-        return load_images(path, size, color is not False, classes, seed)
+        named = None if classes is None else tuple(classes)
+        return load_images(path, _size(size), color is not False, named, seed)
     if any(setting is not None for setting in (size, color, classes)):
         raise UserError(
-            f"'{path}' says its own classes and sizes; leave size, color and classes out."
+            f"'{path}' already defines its classes and sizes. Remove size, color and classes."
         )
     if idx:
         return _read_mnist(path)
+    if path.suffix.lower() in (".json", ".h5", ".hdf5"):
+        from fedveil.data.sources.benchmarks import load_hdf5, load_leaf
+
+        return load_leaf(path) if path.suffix.lower() == ".json" else load_hdf5(path)
     if path.suffix.lower() == ".txt":
         from fedveil.data.sources.shakespeare import load_shakespeare
 
         return load_shakespeare(path, minimum=1, seed=seed)
     raise UserError(
-        f"'{path}' is neither an image folder, a .zip of one, nor a .txt play; a CSV or Parquet "
-        "table is read with its client and label columns."
+        f"'{path}' is neither an image folder, a .zip of one, a .txt play, LEAF's JSON nor TFF's "
+        "HDF5. For a CSV or "
+        "Parquet table, also give its client and label columns."
     )
 
 
-def _obtain(entry: Entry, directory: Path | None, download: bool) -> Path:
-    """Download all files of an entry, or say in one sentence what to put where."""
+def _size(given: Sequence[int] | None) -> tuple[int, int] | None:
+    """Height and width of every image."""
+    if given is None:
+        return None
+    if len(given) != 2:
+        raise UserError(f"size is {list(given)}. Give height and width, such as (32, 32).")
+    return given[0], given[1]
+
+
+def _is_leaf(path: Path) -> bool:
+    """Whether a folder has LEAF's layout: JSON files in train/, or directly."""
+    return any(path.glob("train/*.json")) or any(path.glob("*.json"))
+
+
+def _obtain(entry: CatalogEntry, directory: Path | None, download: bool) -> Path:
+    """Download all files of an entry; an error says which files to put where."""
     target = directory or entry.home()
-    advice = f"put {' or '.join(' + '.join(names) for names in entry.layouts)} in '{target}'"
-    if not download:
-        raise UserError(f"{entry.title} was not found, and downloading is off; {advice}.")
+    advice = f"Put {' or '.join(' + '.join(names) for names in entry.layouts)} in '{target}'"
+    if not download or not entry.files:
+        why = "and downloading is off" if entry.files else "and cannot be downloaded"
+        raise UserError(f"{entry.title} was not found, {why}. {advice}.")
     try:
         for file in entry.files:
             if not _present(target, file.name):
                 fetch(file, target)
     except UserError as error:
         reason = str(error).rstrip(".")
-        raise UserError(f"{entry.title} was not found: {reason}; {advice}.") from None
+        raise UserError(f"{entry.title} was not found: {reason}. {advice}.") from None
     return target
 
 
-def _stand_in(entry: Entry, directory: Path | None, reason: str) -> Dataset:
+def _stand_in(entry: CatalogEntry, directory: Path | None, reason: str) -> Dataset:
     install = f"Install {entry.package} or put" if entry.package else "Put"
-    broken = " (what was sent had the wrong SHA-256)" if "SHA-256" in reason else ""
+    broken = " (the download had the wrong SHA-256)" if "SHA-256" in reason else ""
     note = (
-        f"{entry.title} could not be found or downloaded{broken}; training on scikit-learn's "
-        f"digits instead. {install} its idx files in {directory or entry.home()}."
+        f"{entry.title} could not be found or downloaded{broken}, so this run trains on "
+        f"scikit-learn's digits. {install} its idx files in {directory or entry.home()}."
     )
     dataset = CATALOG["digits"].read(Path())
     return replace(dataset, notes=(*dataset.notes, note))
 
 
 def _present(place: Path, name: str) -> bool:
-    """A name in a folder; an IDX file may be gzipped or have MNIST's other spelling."""
+    """Whether a folder contains a file; IDX files may be gzipped or use MNIST's other spelling."""
     idx = (f"{name}.gz", name.replace("-idx", ".idx")) if name.endswith("-ubyte") else ()
     return any((place / spelling).exists() for spelling in (name, *idx))
 
@@ -202,6 +240,12 @@ def _read_shakespeare(place: Path) -> Dataset:
     return load_shakespeare(named if named.exists() else place / "input.txt")
 
 
+def _read_leaf_shakespeare(place: Path) -> Dataset:
+    from fedveil.data.sources.benchmarks import load_leaf
+
+    return replace(load_leaf(place), name="leaf-shakespeare")
+
+
 def _read_digits(place: Path) -> Dataset:
     from fedveil.data.sources.digits import load_digits
 
@@ -214,6 +258,14 @@ def _read_synthetic(place: Path) -> Dataset:
     return load_synthetic()
 
 
+def _read_problem(place: Path) -> Dataset:
+    raise UserError("A problem has its own clients. Train it with --dataset, or see data.problems.")
+
+
+def _quadratic(name: str, summary: str, citation: str) -> CatalogEntry:
+    return CatalogEntry(name, name, summary, citation, _read_problem, bundled=True)
+
+
 _IDX = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _IDX_NAMES = tuple(f"{name}-ubyte" for name in _IDX)
 
@@ -223,9 +275,9 @@ def _idx_files(base: str, *content_sha256: str) -> tuple[RemoteFile, ...]:
     return tuple(RemoteFile(f"{base}/{name}.gz", digest, gzipped=True) for name, digest in pairs)
 
 
-def _emnist(part: str, summary: str) -> Entry:
+def _emnist(part: str, summary: str) -> CatalogEntry:
     halves = ("train-images-idx3", "train-labels-idx1", "test-images-idx3", "test-labels-idx1")
-    return Entry(
+    return CatalogEntry(
         name=f"emnist-{part}",
         title=f"EMNIST {part}",
         summary=summary,
@@ -242,8 +294,8 @@ def _emnist(part: str, summary: str) -> Entry:
     )
 
 
-def _cifar(classes: int, sha256: str) -> Entry:
-    return Entry(
+def _cifar(classes: int, sha256: str) -> CatalogEntry:
+    return CatalogEntry(
         name=f"cifar{classes}",
         title=f"CIFAR-{classes}",
         summary=f"60,000 color photos, 32×32, {classes} classes",
@@ -257,7 +309,7 @@ def _cifar(classes: int, sha256: str) -> Entry:
 
 
 _ENTRIES = (
-    Entry(
+    CatalogEntry(
         name="fashion-mnist",
         title="Fashion-MNIST",
         summary="70,000 gray pictures of clothes, 28×28, 10 classes",
@@ -275,7 +327,7 @@ _ENTRIES = (
         package="dataset-fashion-mnist",
         stand_in=True,
     ),
-    Entry(
+    CatalogEntry(
         name="mnist",
         title="MNIST",
         summary="70,000 handwritten digits, 28×28, 10 classes",
@@ -297,7 +349,7 @@ _ENTRIES = (
     _emnist("byclass", "814,255 handwritten characters, 28×28, 62 classes"),
     _cifar(10, "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
     _cifar(100, "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-    Entry(
+    CatalogEntry(
         name="svhn",
         title="SVHN",
         summary="99,289 cropped house numbers, 32×32, 10 classes",
@@ -315,7 +367,7 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    CatalogEntry(
         name="shakespeare",
         title="Shakespeare",
         summary="Shakespeare's plays by speaking role, next-character prediction",
@@ -330,23 +382,47 @@ _ENTRIES = (
             ),
         ),
     ),
-    Entry(
+    CatalogEntry(
+        name="leaf-shakespeare",
+        title="LEAF's Shakespeare",
+        summary="Shakespeare's plays by role and play, every window of 80 characters; made by"
+        " LEAF's preprocess.sh",
+        citation="Caldas et al. 2018, LEAF: a benchmark for federated settings",
+        read=_read_leaf_shakespeare,
+        layouts=(("train", "test"),),
+    ),
+    CatalogEntry(
         name="digits",
         title="Digits",
-        summary="1,797 handwritten digits, 8×8, 10 classes; comes with scikit-learn",
+        summary="1,797 handwritten digits, 8×8, 10 classes (included in scikit-learn)",
         citation="Alpaydin and Kaynak 1998, Optical recognition of handwritten digits (UCI)",
         read=_read_digits,
         bundled=True,
     ),
-    Entry(
+    CatalogEntry(
         name="synthetic",
         title="Synthetic",
-        summary="made up as it is used, for any number of clients; set clients, examples, features,"
+        summary="generated on demand for any number of clients; set clients, examples, features,"
         " classes, alpha",
         citation="The labels' law: Blackwell and MacQueen 1973, Ferguson distributions via Pólya "
         "urn schemes",
         read=_read_synthetic,
         bundled=True,
     ),
+    _quadratic(
+        "das2022-quadratics",
+        "random quadratics in 200 dimensions with a known optimum; set start, clients, seed",
+        "Das et al. 2022, §5.3",
+    ),
+    _quadratic(
+        "zhang2022-table4",
+        "three quadratics in one dimension, whose optimum is 0",
+        "Zhang et al. 2022, Table 4",
+    ),
+    _quadratic(
+        "zhang2022-claim21",
+        "three quadratics in one dimension, whose optimum is beyond the threshold of models",
+        "Zhang et al. 2022, Claim 2.1",
+    ),
 )
-CATALOG: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
+CATALOG: dict[str, CatalogEntry] = {entry.name: entry for entry in _ENTRIES}

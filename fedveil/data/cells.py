@@ -1,7 +1,8 @@
-"""A table's cells as text, each in one form, whatever the type of its column.
+"""Table cells as text in one canonical form, independent of the column's type.
 
-A file's writer chooses a column's type by all of its cells: one that is missing turns 34 into 34.0,
-and one that is no date turns dates into text. What is made of a cell must not depend on that.
+The program that wrote a file chose each column's type from all of its cells: one missing cell turns
+34 into 34.0, and one cell that is not a date turns dates into text. The encoding of a cell must not
+depend on that.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
-EXACT = 2.0**53  # below it float64 holds every whole number
+EXACT = 2.0**53  # float64 represents every whole number below it
 _DAY, _TIME, _ZONE = r"\d{4}-\d\d-\d\d", r"\d\d:\d\d:\d\d", r"(Z|[+-]\d\d:?\d\d)?"
 
 
 def words_of(column: pl.Series) -> pl.Series:
-    """As text, as it is written, with the usual marks of a missing value made null."""
+    """The cells as text, as written; the usual markers of a missing value become null."""
     import polars as pl
 
     dates = (pl.Date, pl.Datetime, pl.Time)
@@ -32,7 +33,7 @@ def words_of(column: pl.Series) -> pl.Series:
 
 
 def cells_of(column: pl.Series) -> pl.Series:
-    """Each cell in one form: 34, 34.0 and "34" are 34, true is 1, and midnight is its day."""
+    """The canonical form of each cell: 34, 34.0 and "34" are 34, true is 1, midnight is its day."""
     import polars as pl
 
     words = _dates(words_of(column))
@@ -44,13 +45,13 @@ def cells_of(column: pl.Series) -> pl.Series:
 
 
 def names_of(column: pl.Series) -> pl.Series:
-    """Each cell as a client's name: 7.0 is 7, but 007 is somebody else."""
+    """Each cell as a client's name: 7.0 is 7, but 007 is a different client."""
     words = _dates(words_of(column)).str.replace(r"^-0\.0+$", "0")
     return words.str.replace(r"^(-?[1-9][0-9]*|0)\.0+$", "${1}")
 
 
 def labels_of(column: pl.Series) -> pl.Series:
-    """Each cell as a class's name: 1.0 and 01 are 1."""
+    """Each cell as a class name: 1.0 and 01 are 1."""
     import polars as pl
 
     words = _dates(words_of(column))
@@ -58,7 +59,7 @@ def labels_of(column: pl.Series) -> pl.Series:
 
 
 def numbered(column: pl.Series, names: Sequence[str]) -> list[int | None]:
-    """The place of each cell among some names: as it is written, or else in its one form."""
+    """The index of each cell among `names`, matched as written or else in canonical form."""
     import polars as pl
 
     exact = {name: place for place, name in enumerate(names)}
@@ -69,19 +70,29 @@ def numbered(column: pl.Series, names: Sequence[str]) -> list[int | None]:
 
 
 def distinct(names: Sequence[str]) -> bool:
-    """Whether no two names stand for the same cells, as "1" and "1.0" do."""
+    """Whether no two names match the same cells, as "1" and "1.0" do."""
     import polars as pl
 
     return cells_of(pl.Series(list(names), dtype=pl.String)).n_unique() == len(names)
 
 
+def days_of(column: pl.Series) -> pl.Series:
+    """Days since 1970-01-01 of each cell that begins with a date (YYYY-MM-DD); null for others."""
+    import polars as pl
+
+    words = _dates(words_of(column))
+    dated = words.str.extract(rf"^({_DAY})(?: {_TIME}.*)?$", 1)
+    days = dated.str.to_date("%Y-%m-%d", strict=False).to_physical().cast(pl.Float64)
+    return days.alias(column.name)
+
+
 def merging(column: pl.Series) -> bool:
-    """Whether whole numbers are so large that their column's type cannot tell them apart."""
+    """Whether the column holds whole numbers too large for its type to distinguish."""
     return column.dtype.is_float() and bool((column.abs().fill_nan(0) >= EXACT).any())
 
 
 def _written(value: Any) -> str | None:
-    """A cell of a nested or rare type, its whole numbers without a fraction."""
+    """A cell of a nested or rare type; whole numbers lose their fraction."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{name}: {_written(value[name])}' for name in sorted(value))}}}"
     if isinstance(value, list | tuple):
@@ -94,7 +105,7 @@ def _written(value: Any) -> str | None:
 
 
 def _dates(words: pl.Series) -> pl.Series:
-    """Dates and times in one form: 2024-01-01T00:00:00.000 is 2024-01-01."""
+    """Dates and times in canonical form: 2024-01-01T00:00:00.000 is 2024-01-01."""
     words = words.str.replace(rf"^({_DAY})T(\d\d:\d\d.*)$", "${1} ${2}")
     fraction = rf"^((?:{_DAY} )?{_TIME}(?:\.\d*[1-9])?)\.?0*{_ZONE}$"
     words = words.str.replace(fraction, "${1}${2}")
@@ -110,7 +121,7 @@ def _whole(numbers: pl.Series) -> pl.Series:
 
 
 def _first(*columns: pl.Series) -> pl.Series:
-    """Of each row the first that is not null."""
+    """The first value of each row that is not null."""
     found = columns[-1]
     for column in reversed(columns[:-1]):
         found = column.zip_with(column.is_not_null(), found)

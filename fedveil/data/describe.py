@@ -1,4 +1,4 @@
-"""What a split looks like: sizes and classes per client. Simulation only: it reads private data."""
+"""Sizes and classes per client of a split. For simulations only: it reads private data."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedveil.data.federated import Federated, blocks
+from fedveil.serialization.arguments import for_python
 
-BLOCK = 2**18  # examples that are counted at once
+BLOCK = 2**18  # examples counted at a time
 
 
 @dataclass(frozen=True)
 class ClientTable:
-    """Clients × classes in a few numbers. They are exact, so they are not private."""
+    """Summary of clients × classes. The counts are exact, so they are not private."""
 
     name: str
     clients: int
@@ -21,7 +22,7 @@ class ClientTable:
     smallest: int
     median: float
     largest: int
-    classes_per_client: dict[int, int]  # distinct classes → clients with so many; {} for sequences
+    classes_per_client: dict[int, int]  # distinct classes → number of clients; {} for sequences
     class_totals: tuple[int, ...]  # examples of each class; () for sequences and number targets
 
     def __str__(self) -> str:
@@ -37,8 +38,14 @@ class ClientTable:
         return "\n".join(lines)
 
 
+@for_python
 def describe(federated: Federated) -> ClientTable:
-    """Count clients × classes of a split; exact counts, so for simulation and not for release."""
+    """Count clients × classes of the data `federated`. The counts are exact: do not release them.
+
+    >>> import fedveil as fv
+    >>> fv.describe(fv.load("digits").split(fv.Iid(100))).clients
+    100
+    """
     sizes = federated.sizes.numpy()
     spread, totals = _classes(federated, sizes)
     return ClientTable(
@@ -54,7 +61,7 @@ def describe(federated: Federated) -> ClientTable:
 
 
 def _classes(federated: Federated, sizes: np.ndarray) -> tuple[dict[int, int], tuple[int, ...]]:
-    """Some clients at a time, so that no more of the labels than theirs has to be in memory."""
+    """Count a block of clients at a time, so that only their labels are in memory."""
     labels, classes = federated.labels, federated.classes
     if len(labels.shape) != 1 or labels.dtype.is_floating_point:
         return {}, ()

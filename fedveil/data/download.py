@@ -1,9 +1,10 @@
-"""Public files by their address: bounded in time and size, kept only with the right SHA-256."""
+"""Downloads with limits on time and size; a file is kept only if its SHA-256 matches."""
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import os
 import tempfile
 import time
 import urllib.error
@@ -16,17 +17,22 @@ from typing import BinaryIO, cast
 
 from fedveil.errors import UserError
 
-TIMEOUT = 20.0  # seconds without a byte before a download is given up
-DEADLINE = 3600.0  # seconds for one whole file
+TIMEOUT = 20.0  # seconds without a byte before a download is abandoned
+DEADLINE = 3600.0  # seconds for one complete file
 MAX_BYTES = 2**31  # of one download
 _CHUNK = 2**18
 
 
+def data_directory() -> Path:
+    """Where data sets are stored: `FEDVEIL_DATA`, or ~/.cache/fedveil."""
+    return Path(os.environ.get("FEDVEIL_DATA") or Path.home() / ".cache/fedveil").expanduser()
+
+
 @dataclass(frozen=True)
 class RemoteFile:
-    """A public file and the SHA-256 of its bytes, or of what is in it when `gzipped`.
+    """A public file and the SHA-256 of its bytes, or of its decompressed content if `gzipped`.
 
-    Gzip writes its date and level into the file, so only the content is the same everywhere.
+    Gzip stores a date and a level in the file, so only the content is the same everywhere.
     """
 
     url: str
@@ -35,14 +41,14 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """The file's own name, the last part of its address."""
+        """File name: the last part of the URL."""
         return self.url.rsplit("/", 1)[-1]
 
 
 def fetch(
     file: RemoteFile, folder: Path, timeout: float = TIMEOUT, deadline: float = DEADLINE
 ) -> Path:
-    """Download into `folder`; the file appears there only whole and with the right SHA-256."""
+    """Download into `folder`; the file appears there only complete and with the right SHA-256."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
@@ -58,24 +64,24 @@ def fetch(
 
 def _stream(url: str, target: Path, timeout: float, end: float) -> None:
     if not url.startswith(("http://", "https://")):
-        raise ValueError("only http and https addresses are read")
+        raise ValueError("only http and https URLs are supported")
     with _ask(url, timeout) as answer, target.open("wb") as out:
         while piece := answer.read1(_CHUNK):
             out.write(piece)
             if time.monotonic() > end:
-                raise TimeoutError("it took too long")
+                raise TimeoutError("the download took too long")
             if out.tell() > MAX_BYTES:
-                raise ValueError("it is larger than any known data set")
+                raise ValueError("the file is larger than any known data set")
         expected = answer.headers.get("Content-Length")
         if expected and out.tell() != int(expected):
-            raise ValueError(f"the connection broke after {out.tell()} of {expected} bytes")
+            raise ValueError(f"the connection closed after {out.tell()} of {expected} bytes")
 
 
 def _ask(url: str, timeout: float) -> HTTPResponse:
     try:
         return cast(HTTPResponse, urllib.request.urlopen(url, timeout=timeout))
     except urllib.error.HTTPError as error:
-        error.close()  # it is also the open answer
+        error.close()  # the error is also the open response
         raise OSError(f"HTTP status {error.code}") from None
 
 
@@ -86,9 +92,9 @@ def _check_sha256(file: RemoteFile, path: Path) -> None:
             while piece := stream.read(_CHUNK):
                 digest.update(piece)
     except (OSError, EOFError, zlib.error):
-        raise UserError(f"What {file.url} sent is not a gzip file; nothing was kept.") from None
+        raise UserError(f"{file.url} did not return a gzip file. Nothing was saved.") from None
     if digest.hexdigest() != file.sha256:
         raise UserError(
-            f"What {file.url} sent does not have the published SHA-256 {file.sha256[:12]}…; "
-            "nothing was kept."
+            f"The file from {file.url} does not have the published SHA-256 {file.sha256[:12]}…. "
+            "Nothing was saved."
         )

@@ -1,4 +1,4 @@
-"""Write data into files, piece by piece, so that data larger than memory can be written."""
+"""Writes data to files in chunks, so that data larger than memory can be saved."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,23 +19,44 @@ from torch import Tensor
 
 from fedveil.data.columns import Column
 from fedveil.data.federated import Examples, Federated, blocks
+from fedveil.data.fields import Layout
 from fedveil.data.origin import UNSAID, Origin
-from fedveil.data.saved import ABOUT, CHUNK, HEADER, Facts, Header, open_federated, seal
-from fedveil.errors import UserError
+from fedveil.data.partition import codes
+from fedveil.data.saved import (
+    ABOUT,
+    CHUNK,
+    HEADER,
+    OWNERS,
+    ColumnFacts,
+    FieldFacts,
+    Header,
+    open_federated,
+    seal,
+)
+from fedveil.errors import UserError, told
+from fedveil.serialization.arguments import for_python
 
-KINDS = get_args(Facts.model_fields["kind"].annotation)
+PLAIN, PACKED = ("float32", "int64"), ("uint8",)  # types of one input, and of several
 
 
+@for_python
 def save_federated(data: Federated, path: Path | str) -> None:
-    """Write a population into a new directory, some clients at a time; `open_federated` opens it.
+    """Save a population to a new directory `path`, in blocks of clients; `open_federated` opens it.
 
-    The directory appears when it is complete. What is opened has the fingerprint of the same data
+    The directory appears once it is complete. The opened data have the same fingerprint as the data
     in memory.
+
+    >>> import fedveil as fv, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_federated(fv.load("digits").split(fv.Iid(20)), f"{folder}/digits")
+    ...     fv.open_federated(f"{folder}/digits").clients
+    20
     """
     about = {name: getattr(data, name) for name in ABOUT} | {"origin": asdict(data.origin)}
     _save(Path(path), _pieces(data), data.test, about)
 
 
+@for_python
 def save_clients(
     path: Path | str,
     clients: Iterable[Examples],
@@ -47,14 +68,30 @@ def save_clients(
     tested_on_clients: bool = True,
     origin: Origin = UNSAID,
 ) -> None:
-    """Write clients as they come, one after the other; no two need be in memory at once.
+    """Save clients from an iterator, one at a time.
 
-    `tested_on_clients` is false only where no test example is one of a client's own: with such
-    data, and no others, runs can be selected privately. `origin` is that of the data the clients
-    come from (`Federated.origin`), or `Origin()` for real clients of whom nothing was computed
-    together, such as an encoder; where it is not given, every statement says so first.
+    Args:
+        path: New directory.
+        clients: The examples of one client after another.
+        test: Test examples.
+        name: Name of the data set.
+        classes: Number of classes.
+        loss: Loss of the data.
+        class_names: Names of the classes, if they have any.
+        tested_on_clients: False only if no test example belongs to a client: private selection
+            accepts only such data.
+        origin: That of the data the clients come from (`Federated.origin`), or `Origin()` for real
+            clients of whom nothing was computed jointly, such as an encoder. Without it, every
+            privacy statement opens with this gap.
+
+    >>> import fedveil as fv, tempfile, torch
+    >>> each = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_clients(f"{folder}/a", (each for _ in range(5)), each, "zeros", classes=2)
+    ...     fv.open_federated(f"{folder}/a")
+    <Federated zeros: 5 clients, 15 examples, 2 classes>
     """
-    pieces = ((client, np.array([len(client)])) for client in clients)
+    pieces = ((client, np.array([len(client)])) for client in map(_examples, clients))
     about = {
         "name": name,
         "classes": classes,
@@ -73,10 +110,13 @@ def save_clients(
 def _save(
     path: Path, pieces: Iterable[tuple[Examples, np.ndarray]], test: Examples, about: dict[str, Any]
 ) -> None:
+    layout = test.layout
+    kinds = PLAIN if layout is None else PACKED
     with _making(path) as folder:
         sizes = [np.zeros(1, dtype=np.int64)]
-        with _Sink(folder / "inputs.npy") as inputs, _Sink(folder / "labels.npy") as labels:
+        with _Sink(folder / "inputs.npy", kinds) as inputs, _Sink(folder / "labels.npy") as labels:
             for examples, count in pieces:
+                layout = _joined(layout, examples.layout)
                 inputs.add(examples.inputs[:])
                 labels.add(examples.labels[:])
                 sizes.append(count)
@@ -86,43 +126,64 @@ def _save(
             inputs=inputs.facts(),
             labels=labels.facts(),
             offsets=_save_column(folder / "offsets.npy", offsets),
-            test_inputs=_save_column(folder / "test_inputs.npy", test.inputs),
+            test_inputs=_save_column(folder / "test_inputs.npy", test.inputs, kinds),
             test_labels=_save_column(folder / "test_labels.npy", test.labels),
+            test_owners=_save_owners(folder / f"{OWNERS}.npy", test),
+            fields=None if layout is None else FieldFacts.listed(layout),
         )
-        plain = header.model_dump(mode="json")
+        unsaid = {OWNERS: header.test_owners, "fields": header.fields}  # as earlier versions
+        plain = header.model_dump(mode="json", exclude={k for k, v in unsaid.items() if v is None})
         plain["sha256"] = seal(plain)
         (folder / HEADER).write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
-        open_federated(folder)  # refuses what could not be trained on, such as an unknown class
+        open_federated(folder)  # refuses data that cannot be trained on, such as an unknown class
+
+
+def _joined(one: Layout | None, other: Layout | None) -> Layout | None:
+    if one is None or other is None:
+        if one is not other:
+            raise UserError(
+                "Some examples have several inputs, and others have one tensor. Give all the same."
+            )
+        return None
+    return one.joined(other)
 
 
 def _pieces(data: Federated) -> Iterator[tuple[Examples, np.ndarray]]:
-    """Whole clients, as many as make a chunk."""
+    """Blocks of whole clients, each about one chunk."""
     offsets, sizes = data.offsets.numpy(), data.sizes.numpy()
     for first, last in blocks(offsets, _fitting(data.inputs)):
         start, stop = int(offsets[first]), int(offsets[last])
-        yield Examples(data.inputs[start:stop], data.labels[start:stop]), sizes[first:last]
+        some = Examples(data.inputs[start:stop], data.labels[start:stop], data.layout)
+        yield some, sizes[first:last]
 
 
-def _save_column(path: Path, column: Column) -> Facts:
+def _save_column(path: Path, column: Column, kinds: tuple[str, ...] = PLAIN) -> ColumnFacts:
     step = _fitting(column)
-    with _Sink(path) as sink:
-        for start in range(0, max(1, len(column)), step):  # once for none: even that has a shape
+    with _Sink(path, kinds) as sink:
+        for start in range(0, max(1, len(column)), step):  # once if empty: it still has a shape
             sink.add(column[start : start + step])
     return sink.facts()
 
 
+def _save_owners(path: Path, test: Examples) -> ColumnFacts | None:
+    """The clients of test examples as numbers, without their names."""
+    if test.owners is None:
+        return None
+    return _save_column(path, torch.from_numpy(codes(test.owners)))
+
+
 def _fitting(column: Column) -> int:
-    """How many entries make a chunk."""
+    """Number of entries in a chunk."""
     return max(1, CHUNK // max(1, math.prod(column.shape[1:])))
 
 
 class _Sink:
-    """Writes a column piece by piece; how many entries it has is known at the end."""
+    """Writes a column in chunks; the number of entries is known at the end."""
 
-    def __init__(self, path: Path) -> None:
-        self._name, self._file = path.stem, path.open("wb")
+    def __init__(self, path: Path, kinds: tuple[str, ...] = PLAIN) -> None:
+        self._name, self._file, self._kinds = path.stem, path.open("wb"), kinds
         self._digest = hashlib.sha256()
-        self._like: np.ndarray | None = None  # the first piece without its entries
+        self._like: np.ndarray | None = None  # an empty array like the first chunk
         self._length = 0
         self._span: tuple[int, int] | None = None
 
@@ -137,15 +198,16 @@ class _Sink:
                 os.fsync(self._file.fileno())
 
     def add(self, entries: Tensor) -> None:
-        """More entries, of the kind and shape of those before."""
+        """Append entries of the same type and shape as the previous ones."""
         plain = entries.contiguous().numpy()
         if self._like is None:
             self._like = plain[:0]
             self._write_head()
         if plain.dtype != self._like.dtype or plain.shape[1:] != self._like.shape[1:]:
             raise UserError(
-                f"{self._name} of kind {plain.dtype} and shape {plain.shape[1:]} came after some "
-                f"of kind {self._like.dtype} and shape {self._like.shape[1:]}; make them alike."
+                f"{self._name} of type {plain.dtype} and shape {plain.shape[1:]} follow "
+                f"{self._name} of type {self._like.dtype} and shape {self._like.shape[1:]}. Give "
+                "all the same."
             )
         if plain.size:
             self._take(plain)
@@ -158,14 +220,14 @@ class _Sink:
             ends = (int(plain.min()), int(plain.max()), *(self._span or ()))
             self._span = min(ends), max(ends)
 
-    def facts(self) -> Facts:
-        """Of all that was written."""
+    def facts(self) -> ColumnFacts:
+        """Facts about everything written so far."""
         head = self._head()
         known = {"kind": self._known().dtype.name, "shape": head["shape"], "span": self._span}
-        return Facts.model_validate({**known, "sha256": self._digest.hexdigest()})
+        return ColumnFacts.model_validate({**known, "sha256": self._digest.hexdigest()})
 
     def _write_head(self) -> None:
-        """The .npy header, which is as long for any number of entries."""
+        """The .npy header, whose length does not depend on the number of entries."""
         self._file.seek(0)
         np.lib.format.write_array_header_1_0(self._file, self._head())
 
@@ -176,23 +238,29 @@ class _Sink:
 
     def _known(self) -> np.ndarray:
         if self._like is None:
-            raise UserError("There are no clients to save; at least one is needed.")
-        if self._like.dtype.name not in KINDS:
+            raise UserError("There are no clients to save. Give at least one.")
+        if self._like.dtype.name not in self._kinds:
             raise UserError(
-                f"{self._name} of kind {self._like.dtype} cannot be saved; "
-                f"convert them to {' or '.join(KINDS)}."
+                f"{self._name} of type {self._like.dtype} cannot be saved. "
+                f"Convert them to {' or '.join(PLAIN)}."
             )
         return self._like
 
 
+def _examples(client: object) -> Examples:
+    if not isinstance(client, Examples):
+        raise UserError(f"save_clients: a client is {told(client)}. Give the Examples of each.")
+    return client
+
+
 @contextmanager
 def _making(path: Path) -> Iterator[Path]:
-    """A directory that gets its name when all is in it, and is gone if anything goes wrong."""
+    """A directory that gets its final name when complete, and is removed on any error."""
     if path.exists():
-        raise UserError(f"{path} is already there; choose another place for the data.")
+        raise UserError(f"{path} already exists. Choose another directory for the data.")
     folder = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        folder.mkdir(mode=0o700, parents=True)  # training data are for their owner alone
+        folder.mkdir(mode=0o700, parents=True)  # only the owner may read training data
         yield folder
         folder.rename(path)
     except OSError as problem:

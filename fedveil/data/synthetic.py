@@ -1,16 +1,16 @@
-"""A population made up by a formula: any example is computed when asked for, and none is stored.
+"""A synthetic population: a formula computes every example on demand, and none is stored.
 
 Example j of client i has the label y and the input
 
-    y: drawn from an urn of the client's own        x = 2^−s · S (μ_y + ν_i + 3·ε_ij)
+    y: drawn from the client's own urn              x = 2^−s · S (μ_y + ν_i + 3·ε_ij)
 
 where μ_y (the class), ν_i (the client) and ε_ij (the example) are 64 random bytes each, and S is a
-matrix of random signs. So inputs are a mixture of classes in 64 dimensions, shifted by client, seen
-through a map that nearly keeps distances (Achlioptas 2003).
+matrix of random signs. Inputs are thus a mixture of classes in 64 dimensions, shifted by client,
+under a map that nearly preserves distances (Achlioptas 2003).
 
 Random words come from a counter-based generator, and all sums are of whole numbers below 2^24,
-which float32 adds exactly in any order. So an example is the same to the last bit on every machine,
-in any batch, and in populations of other sizes.
+which float32 adds exactly in any order. An example is therefore the same to the last bit on every
+machine, in any batch, and in populations of other sizes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from fedveil.data.columns import Index, positions
 from fedveil.data.federated import Dataset, Examples, Federated
 from fedveil.data.origin import SIMULATED
 from fedveil.errors import UserError
+from fedveil.serialization.arguments import for_python
 
-LATENT = 64  # random bytes of a class, a client and an example
-TEST = 10_000  # examples to test on
-MOST = 2**40  # examples to train on; those to test on come after all of them
-BLOCK = 2**12  # examples computed at once, so that what goes into them stays in the cache
-NOTE = "These data are made up by a formula, so nobody's privacy is at stake in them."
+LATENT = 64  # random bytes per class, client and example
+TEST = 10_000  # test examples
+MOST = 2**40  # training examples at most; the test examples are numbered after them
+BLOCK = 2**12  # examples computed at a time, so that intermediate results stay in the cache
+NOTE = "Synthetic data: a formula generates them, so no one's privacy is at stake."
 
 _Words = NDArray[np.uint64]
 _Ints = NDArray[np.int64]
@@ -43,14 +44,14 @@ _Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Population:
-    """The law of all examples; example j of client i is number i·examples + j.
+    """The distribution of all examples; example j of client i has number i·examples + j.
 
     A client's classes follow Dirichlet(alpha, …, alpha): drawing from the urn is drawing from such
-    a mix (Blackwell and MacQueen 1973), and needs only the client's own earlier draws.
+    a mixture (Blackwell and MacQueen 1973), and needs only the client's own earlier draws.
     """
 
     clients: int = 100
-    examples: int = 20  # of each client
+    examples: int = 20  # per client
     features: int = 784
     classes: int = 10
     alpha: float = 0.5
@@ -60,20 +61,20 @@ class Population:
         for name in ("clients", "examples", "features", "classes"):
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
-                raise UserError(f"synthetic: {name} is {value!r}; give a whole number, 1 or more.")
-            object.__setattr__(self, name, int(value))  # numpy's would print differently
+                raise UserError(f"synthetic: {name} is {value!r}. Give a whole number, 1 or more.")
+            object.__setattr__(self, name, int(value))  # numpy integers would print differently
         if self.clients * self.examples > MOST:
             raise UserError(
-                f"synthetic: {self.clients} clients of {self.examples} examples make more than "
-                f"{MOST} examples; use fewer."
+                f"synthetic: {self.clients} clients of {self.examples} examples exceed the limit "
+                f"of {MOST} examples. Use fewer."
             )
         if not 0 < self.alpha < math.inf:
-            raise UserError(f"synthetic: alpha is {self.alpha}; it must be a positive number.")
+            raise UserError(f"synthetic: alpha is {self.alpha}. Give a positive number.")
 
     def labels(self, numbers: _Ints) -> _Ints:
-        """y of these examples, [n]: a new class, or that of an earlier example of the client.
+        """y of these examples, [n]: a new class, or the class of an earlier example of the client.
 
-        Of example j it is a new one with probability α·classes / (α·classes + j).
+        Example j gets a new class with probability α·classes / (α·classes + j).
         """
         new = self.alpha * self.classes
         source = numbers.copy()
@@ -110,13 +111,13 @@ class Population:
 
     @cached_property
     def _signs(self) -> Tensor:
-        """2^−s·S, [64, features], such that x is about as long as a vector of 64 standard normals.
+        """2^−s·S, [64, features], scaled so that x is about as long as 64 standard normals.
 
-        A power of two, since it leaves the sums exact.
+        The scale is a power of two, which keeps the sums exact.
         """
         bits = _words(self._key("signs"), np.arange(self.features))[None, :]
         signs = 1.0 - 2.0 * ((bits >> np.arange(LATENT, dtype=np.uint64)[:, None]) & np.uint64(1))
-        spread = 3 * math.sqrt((2**16 - 1) / 12)  # of 3·ε
+        spread = 3 * math.sqrt((2**16 - 1) / 12)  # standard deviation of 3·ε
         scale = 2.0 ** -round(math.log2(spread * math.sqrt(self.features)))
         return torch.from_numpy((signs * scale).astype(np.float32))
 
@@ -127,7 +128,7 @@ class Population:
 
 @dataclass(frozen=True)
 class _Generated:
-    """`count` examples of a population from number `first` on."""
+    """`count` examples of a population, starting at number `first`."""
 
     population: Population
     first: int
@@ -137,7 +138,7 @@ class _Generated:
         return self.count
 
     def digest(self) -> str:
-        """Of the formula and what goes into it: examples are not computed for it."""
+        """Digest of the formula and its parameters; computes no example."""
         facts = [type(self).__name__, *astuple(self.population), self.first, self.count]
         label = " ".join(["synthetic population 1:", *(str(fact) for fact in facts)])
         return hashlib.sha256(label.encode()).hexdigest()
@@ -162,7 +163,7 @@ class Inputs(_Generated):
         return self.population.inputs(numbers).reshape(*shape, -1)
 
     def span(self) -> tuple[float, float]:
-        """As far as the formula can go."""
+        """The largest magnitude the formula allows."""
         reach = 5 * 128 * LATENT * float(self.population._signs[0, 0].abs())
         return -reach, reach
 
@@ -186,6 +187,7 @@ class Labels(_Generated):
         return 0, self.population.classes - 1
 
 
+@for_python
 def synthetic(
     clients: int = 100,
     examples: int = 20,
@@ -194,10 +196,13 @@ def synthetic(
     alpha: float = 0.5,
     seed: int = 0,
 ) -> Federated:
-    """A made-up population of this size; it takes 8 bytes a client, whatever an example's size.
+    """A synthetic population; it takes 8 bytes per client, whatever the size of an example.
 
-    The first clients of a larger population are those of a smaller one. Test examples are of other
-    clients, the same ones whatever the number of clients.
+    Each of `clients` has this number of `examples` with `features` inputs and one of `classes`
+    labels. A small `alpha` gives clients different classes, and `seed` another population.
+
+    A larger population starts with the clients of a smaller one. Test examples belong to other
+    clients and do not depend on the number of clients.
 
     >>> synthetic(clients=1_000_000)
     <Federated synthetic: 1000000 clients, 20000000 examples, 10 classes>
@@ -217,7 +222,7 @@ def synthetic(
 
 
 def load_synthetic() -> Dataset:
-    """The population of all defaults, computed and held in memory."""
+    """The population with all defaults, computed and held in memory."""
     data = synthetic()
     return Dataset(
         name=data.name,
@@ -231,14 +236,14 @@ def load_synthetic() -> Dataset:
 
 
 def _codes(key: int, counters: _Ints) -> NDArray[np.int8]:
-    """64 bytes for each counter, [n, 64]."""
+    """64 random bytes for each counter, [n, 64]."""
     each = np.arange(LATENT // 8)
     words = _words(key, counters[:, None] * len(each) + each)
     return words.astype("<u8", copy=False).view(np.int8)
 
 
 def _uniform(words: _Words) -> NDArray[np.float64]:
-    """From [0, 1), with 53 bits."""
+    """Uniform on [0, 1), with 53 bits."""
     return (words >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)
 
 

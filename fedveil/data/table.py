@@ -1,340 +1,386 @@
-"""A CSV or Parquet table with a client column and a label column, as a data set."""
+"""Loads a table with a client column and a label column as a data set."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from fedveil.data.cells import (
-    MISSING,
-    cells_of,
-    distinct,
-    labels_of,
-    merging,
-    names_of,
-    numbered,
-    words_of,
-)
-from fedveil.data.encoding import (
-    BUCKETS,
+from fedveil.accounting.accountant import sensible_delta
+from fedveil.aggregates.allowance import Allowance
+from fedveil.aggregates.desk import Desk
+from fedveil.data import rows
+from fedveil.data.cells import names_of, numbered
+from fedveil.data.declared import (
     Categories,
+    Dates,
     Declared,
     Ranges,
-    TableEncoder,
-    check_column,
     fitted,
+    listed,
     public,
     taken,
 )
+from fedveil.data.encoding import BUCKETS, TableEncoder, check_column
 from fedveil.data.federated import Dataset, Examples
+from fedveil.data.frames import named_frame, with_types
+from fedveil.data.learning import Rows, Shares, learned, learned_classes
 from fedveil.data.origin import Origin
 from fedveil.data.sketch import sketched
-from fedveil.errors import UserError
+from fedveil.data.targets import NumericTargets, numeric_targets, others, refuse_classes
+from fedveil.errors import UserError, unknown
+from fedveil.random.streams import Key, SecretKey, run_key, stream
+from fedveil.serialization.arguments import for_python
 
 if TYPE_CHECKING:
     import polars as pl
 
-MAX_CLASSES = 100
-MAX_COLUMNS = 10_000
-MAX_NAME = 1_000  # characters of a client's name
-PARQUET = (".parquet", ".pq")
-PACKED = (b"\x1f\x8b", b"\x28\xb5", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # gzip, zstd, zlib
+
+@for_python
+def load_table(
+    path: Any,
+    client: str,
+    label: str,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    ranges: Ranges | None = None,
+    categories: Categories | None = None,
+    classes: Sequence[str] | None = None,
+    buckets: int = BUCKETS,
+    standardize: bool = False,
+    dates: Dates | None = None,
+    columns: Sequence[str] = (),
+    drop: Sequence[str] = (),
+    holdout: Literal["clients", "rows"] = "clients",
+    test: Any = None,
+    stats_epsilon: float | None = None,
+    stats_delta: float | None = None,
+    noise: Literal["seeded", "secure"] = "seeded",
+    target: Literal["class", "number"] = "class",
+) -> Dataset:
+    """Load a table: the path of a CSV or Parquet file, or a polars, pandas or Arrow table.
+
+    `client` and `label` name the columns that identify a client and that is to be predicted.
+    With `stats_epsilon`, classes, ranges and categories that are not declared are learned from
+    noisy statistics, which are (stats_epsilon, stats_delta)-DP per client by themselves
+    [default of stats_delta: the usual δ]. Every ε of a training on the data then covers them.
+    Without it, columns without a declaration are encoded in fixed public bins, and classes are
+    read from the data, which no ε covers (`Dataset.origin`). `columns` names the only inputs,
+    `drop` columns that are none. About a `test_fraction` of the clients, or of the rows
+    (`holdout`), is held out, unless `test` gives a table of test rows. With target='number', the
+    label is a number, scaled to 0…1 by its range if `ranges` declares one. `ranges`, `categories`,
+    `dates` and `classes` declare public values. `buckets` is the number of inputs of text without
+    categories. `standardize` uses means and frequent values of all rows, which no ε covers. `seed`
+    decides the hold-out and the noise, which is secret with noise='secure'.
+
+    >>> from fedveil import ByKey
+    >>> visits = {"who": ["a", "b", "c"] * 4, "age": [34, 51, 29] * 4, "ill": [0, 1, 1] * 4}
+    >>> table = load_table(visits, "who", "ill", holdout="rows", classes=["0", "1"])
+    >>> table.split(ByKey()).clients
+    3
+    """
+    if isinstance(classes, str):
+        raise UserError(f"classes is {classes!r}. Give a list of names, such as ['no', 'yes'].")
+    options = TableOptions(
+        client=client, label=label, test_fraction=test_fraction, seed=seed, ranges=ranges or {},
+        categories=categories or {}, dates=dates or {},
+        classes=None if classes is None else tuple(map(str, classes)), buckets=buckets,
+        standardize=standardize, columns=several(columns), drop=several(drop), holdout=holdout,
+        target=target,
+    )  # fmt: skip
+    if stats_epsilon is None:
+        return read_table(path, options, test=test).dataset
+    granted = alone(stats_epsilon, stats_delta, seed, noise)
+    return read_table(path, options, granted, test).dataset
+
+
+def several(names: Sequence[str] | str) -> tuple[str, ...]:
+    """Names in a list, or a single one.
+
+    >>> several("age"), several(["age", "bmi"])
+    (('age',), ('age', 'bmi'))
+    """
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def alone(
+    epsilon: float, delta: float | None, seed: int, noise: str
+) -> Callable[[int, str], Noise | None]:
+    """Statistics that are (ε, δ)-DP by themselves; none for ε = 0."""
+
+    def granted(clients: int, identity: str) -> Noise | None:
+        if epsilon == 0:
+            return None
+        at = sensible_delta(clients) if delta is None else delta
+        return keyed(Allowance.alone(epsilon, at), seed, noise, identity)
+
+    return granted
+
+
+def keyed(allowance: Allowance, seed: int, noise: str, identity: str) -> Noise:
+    """The allowance with the key of its noise: secret, or of the seed, the table and the cost.
+
+    Two different releases never share noise.
+    """
+    if noise == "secure":
+        return Noise(allowance, SecretKey())
+    return Noise(allowance, run_key("statistics", seed, identity, allowance))
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """A table's data set and the encoder that made its inputs."""
+class EncodedTable:
+    """A table's data set and the encoder of its inputs."""
 
     dataset: Dataset
     encoder: TableEncoder
 
 
-def load_table(
-    path: Path | str,
-    client: str,
-    label: str,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    ranges: Ranges | None = None,
-    categories: Categories | None = None,
-    classes: Sequence[str] | None = None,
-    buckets: int = BUCKETS,
-    standardize: bool = False,
-) -> Dataset:
-    """The data set of `read_table`, where the encoder is not needed."""
-    return read_table(
-        path, client, label, test_fraction, seed, ranges, categories, classes, buckets, standardize
-    ).dataset
+@dataclass(frozen=True)
+class Noise:
+    """What statistics of the table may cost, and the key of their noise."""
+
+    allowance: Allowance
+    key: Key
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Public settings of a table: its columns, what is declared about them, and the hold-out."""
+
+    client: str
+    label: str
+    test_fraction: float = 0.2
+    seed: int = 0
+    ranges: Ranges = field(default_factory=dict)
+    categories: Categories = field(default_factory=dict)
+    dates: Dates = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+    buckets: int = BUCKETS
+    standardize: bool = False
+    columns: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    holdout: Literal["clients", "rows"] = "clients"
+    target: Literal["class", "number"] = "class"  # what the label column holds
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.test_fraction < 1:
+            raise UserError(
+                f"test_fraction is {self.test_fraction}. Give a number from 0 to below 1."
+            )
+        if self.holdout not in ("clients", "rows"):
+            raise unknown("hold-out", str(self.holdout), ("clients", "rows"))
+        if self.target not in ("class", "number"):
+            raise unknown("target", str(self.target), ("class", "number"))
+        if self.target == "number":
+            refuse_classes(self.classes, self.label)
+
+    def class_names(self) -> tuple[str, ...] | None:
+        """The declared classes; none for a numeric label, and None if they are not declared."""
+        if self.target == "number":
+            return ()
+        return None if self.classes is None else rows.declared_classes(self.classes)
+
+    def declared(self, class_names: tuple[str, ...]) -> Declared:
+        """The declarations about the columns."""
+        return Declared(
+            self.client, self.label, class_names, others(self.ranges, self.label)
+            if self.target == "number" else self.ranges, self.categories, self.buckets,
+            self.dates, self.columns, self.drop,
+        )  # fmt: skip
 
 
 def read_table(
-    path: Path | str,
-    client: str,
-    label: str,
-    test_fraction: float = 0.2,
-    seed: int = 0,
-    ranges: Ranges | None = None,
-    categories: Categories | None = None,
-    classes: Sequence[str] | None = None,
-    buckets: int = BUCKETS,
-    standardize: bool = False,
-) -> Table:
+    source: Any,
+    options: TableOptions,
+    noise: Callable[[int, str], Noise | None] | None = None,
+    test: Any = None,
+    encoder: TableEncoder | None = None,
+) -> EncodedTable:
     """Rows → inputs float32 [n, features], labels 0…k−1, keys = client column.
 
-    A row's inputs, label, key and part (training or test) are functions of that row and of these
-    arguments: `ranges` of numbers, `categories` of text, else fixed bins and `buckets`. Not so
-    where `classes` are not given, for the list of them is then read from the data, and with
-    `standardize`, which scales by the data's own means and deviations. `Dataset.origin` names
-    what was taken from the data.
+    A row's inputs, label, key and part (training or test) are functions of that row, of the
+    options, and of statistics with noise. `noise` gives their allowance and key for a number of
+    clients and the identity of the table; None: there are no statistics. Then columns without a
+    declaration are encoded in fixed public bins, and classes are read from the data, with two
+    exceptions that `Dataset.origin` names: the classes, and with `standardize` the data's own
+    means, deviations and categories. `test` is a table of test rows. A given encoder is used as it
+    is.
     """
-    if not 0 <= test_fraction < 1:
-        raise UserError(f"test_fraction must be at least 0 and below 1, not {test_fraction}.")
-    path = Path(path)
-    frame = read_frame(path)
-    words, kept, notes = _complete(frame, client, label, path.name)
-    class_names = _found(words.filter(kept), label) if classes is None else _declared(classes)
-    places = numbered(words[label], class_names)
-    kept, more = _of_classes(places, kept, class_names, label)
-    keys = np.array(words[client].filter(kept).to_list(), dtype=str)
-    _check_clients(keys, client)
-    rows = _row_digests(frame)[kept]
-    testing = _testing(rows, test_fraction, seed)
-    declared = Declared(client, label, class_names, ranges or {}, categories or {}, buckets)
-    exclusions = [] if classes is not None else [f"the classes of '{label}'"]
-    if standardize:
-        typed = read_frame(path, inferred=True).filter(kept)
-        encoder, told = fitted(typed, ~testing, declared)
-        inputs = encoder.encode(typed)
-        exclusions += taken(encoder, declared)
+    title, frame = named_frame(source)
+    words, kept, notes = rows.complete(frame, options.client, options.label, title)
+    notes += rows.pictures(frame, (options.client, options.label, *options.drop))
+    numbers = numbers_of(frame, options, encoder)
+    if numbers is not None:
+        notes += numbers.notes(kept)
+        kept = kept & numbers.known
+    keys = _keys(words[options.client], kept)
+    rows.check_clients(keys[kept], options.client)
+    digests = rows.row_digests(frame)
+    testing = np.zeros(len(kept), dtype=bool)
+    if test is None:
+        how = options.test_fraction, options.seed, options.holdout
+        testing = rows.held_out(digests, keys, *how)
+    identity = rows.identity_of(digests, options.client)
+    training = kept & ~testing
+    if not training.any():
+        raise UserError(
+            "No row is left to train on: all clients are held out. Give another data seed, or "
+            "--holdout rows."
+        )
+    found = _encoder(frame, words, keys, training, kept, options, noise, encoder, identity)
+    names: tuple[str, ...] = ()
+    if numbers is not None:
+        scaled = replace(found.encoder, target_range=numbers.range)
+        found, labels = replace(found, encoder=scaled), numbers.column[kept]
     else:
-        plain = frame.filter(kept)
-        encoder, told = public(plain, declared)
-        inputs = encoder.encode(plain)
-    labels = torch.tensor([place for place, there in zip(places, kept, strict=True) if there])
+        names = found.encoder.class_names
+        places = numbered(words[options.label], names)
+        kept, more = rows.of_classes(places, kept, names, options.label)
+        notes += more
+        labels = torch.tensor([place for place, there in zip(places, kept, strict=True) if there])
+    inputs, part = found.encoder.encode(found.frame.filter(kept)), testing[kept]
+    tested = Examples(inputs[part], labels[part], owners=keys[kept][part])
+    shared = bool(part.any())
+    if test is not None:
+        tested, shared = _tested(test, found.encoder, options, keys[kept])
     dataset = Dataset(
-        path.stem,
-        Examples(inputs[~testing], labels[~testing]),
-        Examples(inputs[testing], labels[testing]),
-        len(class_names),
-        class_names=class_names,
-        keys=keys[~testing],
+        Path(title).stem,
+        Examples(inputs[~part], labels[~part]),
+        tested,
+        len(names) or 1,
+        "cross_entropy" if numbers is None else "half_squared",
+        class_names=names,
+        keys=keys[kept][~part],
         notes=(
-            *(*notes, *more, *told),
-            *(_undeclared(label, class_names) if classes is None else ()),
-            *_remarks(keys, labels.numpy(), class_names, testing),
+            *(*notes, *found.notes),
+            *rows.remarks(keys[kept], labels.numpy(), names, part, test is None),
         ),
-        encoder=encoder.to_json(),
-        origin=Origin(exclusions=tuple(exclusions)),
-        sketch=sketched(rows),
+        encoder=found.encoder.to_json(),
+        origin=found.origin,
+        sketch=sketched(digests[kept]),
+        source=identity,
+        tested_on_clients=shared,
+        keyed_by=options.client,
     )
-    return Table(dataset, encoder)
+    return EncodedTable(dataset, found.encoder)
 
 
-def read_frame(path: Path | str, inferred: bool = False) -> pl.DataFrame:
-    """The rows of a .csv, .tsv or .parquet file.
-
-    A CSV's cells are text. Where types are inferred, text that is all numbers becomes numbers, and
-    dates become dates: then one cell can change what becomes of all others in its column.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"There is no file '{path}'; give the path of a CSV or Parquet file.")
-    try:
-        frame = _read(path, inferred)
-    except Exception as error:  # polars raises many kinds for broken bytes
-        reason = str(error).strip().split("\n")[0][:200]
-        raise UserError(f"'{path}' is not a readable CSV or Parquet file ({reason}).") from None
-    if frame.height == 0:
-        raise UserError(f"'{path}' has no rows; give a table with data.")
-    if not inferred:
-        return frame
-    return frame.with_columns([_typed(column) for column in frame.get_columns()])
+def _keys(clients: pl.Series, kept: np.ndarray) -> np.ndarray:
+    """The client of each row; none of rows that are left out, which may be of any length."""
+    found = zip(clients.to_list(), kept, strict=True)
+    return np.array([client if there else "" for client, there in found], dtype=str)
 
 
-def _read(path: Path, inferred: bool) -> pl.DataFrame:
-    import polars as pl
-
-    if path.suffix.lower() in PARQUET:
-        return pl.read_parquet(path)
-    header = _header(path)
-    separator = max(",;\t|", key=header.count)
-    if header.count(separator) >= MAX_COLUMNS:
-        raise ValueError(f"its first line has more than {MAX_COLUMNS:,} columns")
-    if not inferred:
-        return pl.read_csv(path, separator=separator, infer_schema=False)
-    nulls = list(MISSING)
-    return pl.read_csv(
-        path, separator=separator, null_values=nulls, try_parse_dates=True, infer_schema_length=None
-    )
+def numbers_of(
+    frame: pl.DataFrame, options: TableOptions, encoder: TableEncoder | None
+) -> NumericTargets | None:
+    """The numeric targets of a table; None for classes."""
+    if options.target != "number":
+        return None
+    ranges = dict(options.ranges)
+    if encoder is not None and encoder.target_range is not None:
+        ranges[options.label] = encoder.target_range
+    return numeric_targets(frame[options.label], options.label, ranges)
 
 
-def _header(path: Path) -> str:
-    """The first line of text; what is packed is not text, and could be of any size unpacked."""
-    with path.open("rb") as file:
-        first = file.read(2)
-    if first in PACKED:
-        raise ValueError("it is packed; unpack it first")
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return lines.readline()
+@dataclass(frozen=True, eq=False)
+class _Found:
+    """An encoder, the frame in the form that it takes, notes on it, and what was read for it."""
+
+    encoder: TableEncoder
+    frame: pl.DataFrame
+    notes: list[str]
+    origin: Origin
 
 
-def _typed(column: pl.Series) -> pl.Series:
-    """Text without its outer blanks, and numbers where all of it is numbers."""
-    import polars as pl
-
-    if column.dtype != pl.String:
-        return column
-    words = words_of(column)
-    for kind in (pl.Int64, pl.Float64):
-        numbers = words.cast(kind, strict=False)
-        if numbers.null_count() == words.null_count() < len(words):
-            return numbers
-    return words
-
-
-def _complete(
-    frame: pl.DataFrame, client: str, label: str, file: str
-) -> tuple[pl.DataFrame, np.ndarray, list[str]]:
-    """Clients and classes as text, and which rows have both."""
-    import polars as pl
-
-    check_column(frame, client, "client column")
-    check_column(frame, label, "label column")
-    if client == label:
-        raise UserError(f"'{client}' cannot be the client and the label column at once.")
-    if merging(frame[client]):
-        raise UserError(
-            f"The client column '{client}' holds floats of 2^53 or more, which cannot tell whole "
-            "numbers apart; write it as text or as whole numbers."
-        )
-    words = pl.DataFrame([names_of(frame[client]), labels_of(frame[label])])
-    named = words[client].str.len_chars().fill_null(0).to_numpy() <= MAX_NAME
-    there = (words[client].is_not_null() & words[label].is_not_null()).to_numpy()
-    if not (named & there).any():
-        raise UserError(f"No row of '{file}' has both '{client}' and '{label}'; fill them in.")
-    notes = []
-    if not there.all():
-        gone = int((~there).sum())
-        notes.append(f"{gone} rows without a value in '{client}' or '{label}' were left out.")
-    if not named.all():
-        gone = int((~named).sum())
-        notes.append(
-            f"{gone} rows whose '{client}' has over {MAX_NAME:,} characters were left out."
-        )
-    return words, named & there, notes
+def _encoder(
+    frame: pl.DataFrame,
+    words: pl.DataFrame,
+    keys: np.ndarray,
+    training: np.ndarray,
+    kept: np.ndarray,
+    options: TableOptions,
+    noise: Callable[[int, str], Noise | None] | None,
+    given: TableEncoder | None,
+    identity: str,
+) -> _Found:
+    """The given encoder, or one that is learned with noise, fitted without, or public."""
+    if given is not None:
+        origin = Origin(statistics=given.statistics, released=given.released)
+        return _Found(given, frame, [], origin)
+    units = np.unique(keys[training], return_inverse=True)[1]
+    granted = None if noise is None else noise(int(units.max()) + 1, identity)
+    if granted is not None and not options.standardize:
+        return _learned(frame, words, training, units, options, granted)
+    known = options.class_names()
+    declared = known is not None
+    names = rows.found_classes(words.filter(kept), options.label) if known is None else known
+    exclusions = [] if declared else [f"the classes of '{options.label}'"]
+    notes = [] if declared else rows.undeclared(options.label, names)
+    declarations = options.declared(names)
+    if not options.standardize:
+        encoder, told = public(frame, declarations)
+        return _Found(encoder, frame, told + notes, Origin(exclusions=tuple(exclusions)))
+    typed = with_types(frame)
+    encoder, told = fitted(typed, training, declarations)
+    exclusions += taken(encoder, declarations)
+    return _Found(encoder, typed, told + notes, Origin(exclusions=tuple(exclusions)))
 
 
-def _declared(classes: Sequence[str]) -> tuple[str, ...]:
-    import polars as pl
-
-    names = labels_of(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
-    if names.null_count() or not distinct(names.to_list()) or len(names) < 2:
-        raise UserError(
-            f"classes is {list(classes)}; give the names of two or more classes, each once."
-        )
-    return tuple(names.to_list())
-
-
-def _found(words: pl.DataFrame, label: str) -> tuple[str, ...]:
-    """The classes that occur: numbers by their size, then text by its letters."""
-    import polars as pl
-
-    found = words[label].drop_nulls().unique()
-    numbers = found.cast(pl.Float64, strict=False)
-    if bool((numbers.is_not_null() & (numbers != numbers.round())).any()):
-        raise UserError(
-            f"The label column '{label}' holds fractions or NaN; name a column of classes."
-        )
-    if len(found) > MAX_CLASSES:
-        raise UserError(
-            f"The label column '{label}' has {len(found)} distinct values, more than "
-            f"{MAX_CLASSES} classes; name a column of classes, or group its values first."
-        )
-    order = pl.DataFrame({"number": numbers, "word": found}).sort(
-        ["number", "word"], nulls_last=True
-    )
-    if len(found) < 2:
-        raise UserError(
-            f"The label column '{label}' is '{found[0]}' in every row: nothing to learn."
-        )
-    return tuple(order["word"].to_list())
+def _learned(
+    frame: pl.DataFrame,
+    words: pl.DataFrame,
+    training: np.ndarray,
+    units: np.ndarray,
+    options: TableOptions,
+    noise: Noise,
+) -> _Found:
+    """Classes and columns that are not declared, from noisy statistics of the training rows."""
+    names = known = options.class_names()
+    declared = options.declared(names or ())
+    declared.check(frame)
+    open_ = [name for name in declared.inputs(frame) if declared.column(name) is None]
+    share = Shares(len(open_), names is None)
+    desk = Desk(noise.allowance, stream(noise.key, 0, "statistics"))
+    if names is None:
+        labels = words.filter(training)[options.label].to_list()
+        names = rows.ordered(learned_classes(desk, units, labels, share, options.label))
+    trained = Rows(frame.filter(training), units)
+    encoder, notes = learned(desk, trained, options.declared(names), share)
+    released: tuple[str, ...] = () if known is not None else (f"the classes of '{options.label}'",)
+    if open_:
+        released += (f"the types, ranges and categories of {listed(open_)}",)
+    spent = desk.spent()
+    encoder = replace(encoder, statistics=spent, released=tuple(released))
+    return _Found(encoder, frame, notes, Origin(statistics=spent, released=encoder.released))
 
 
-def _of_classes(
-    places: list[int | None], kept: np.ndarray, class_names: tuple[str, ...], label: str
-) -> tuple[np.ndarray, list[str]]:
-    """Only the rows of these classes; each is left out or not by itself."""
-    known = np.array([place is not None for place in places])
-    gone = int((kept & ~known).sum())
-    if not (kept & known).any():
-        raise UserError(
-            f"No row's '{label}' is one of the classes {', '.join(class_names)}; declare others."
-        )
-    if not gone:
-        return kept, []
-    return kept & known, [f"{gone} rows with another '{label}' than the classes were left out."]
+def _tested(
+    source: Any, encoder: TableEncoder, options: TableOptions, trained: np.ndarray
+) -> tuple[Examples, bool]:
+    """The examples of a test table, and whether any belongs to a client of the training table."""
+    name, frame = named_frame(source)
+    check_column(frame, options.label, "label column of the test table")
+    numbers = numbers_of(frame, options, encoder)
+    places = numbered(frame[options.label], encoder.class_names)
+    known = np.array([place is not None for place in places]) if numbers is None else numbers.known
+    if not known.any():
+        raise UserError(f"No row of the test table '{name}' has a known '{options.label}'.")
+    frame = with_types(frame) if encoder.inferred else frame
+    labels = torch.tensor([place for place in places if place is not None])
+    labels = labels if numbers is None else numbers.column[known]
+    both, owners = True, None
+    if options.client in frame.columns:
+        clients = names_of(frame[options.client])
+        both = bool(set(clients.drop_nulls().to_list()) & set(trained.tolist()))
+        owners = _owners(clients.filter(known).to_list())
+    return Examples(encoder.encode(frame.filter(known)), labels, owners=owners), both
 
 
-def _row_digests(frame: pl.DataFrame) -> np.ndarray:
-    """64 bits of BLAKE2b for each row, of its cells, whatever their order and types; uint64 [n]."""
-    import polars as pl
-
-    cells = [cells_of(column).fill_null("") for column in frame.get_columns()]
-    joined = pl.DataFrame(cells).select(
-        pl.concat_list(pl.all()).list.sort().list.join("\x1f").alias("row")
-    )
-    digests = b"".join(
-        hashlib.blake2b(row.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        for row in joined["row"]
-    )
-    return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
-
-
-def _check_clients(keys: np.ndarray, client: str) -> None:
-    if len(np.unique(keys)) < 2:
-        raise UserError(
-            f"The client column '{client}' is '{keys[0]}' in every row; federated training needs "
-            "at least two clients, so name the column that tells people or devices apart."
-        )
-
-
-def _testing(rows: np.ndarray, fraction: float, seed: int) -> np.ndarray:
-    """Which rows are held out: each with chance `fraction`, by a hash of the seed and itself.
-
-    Were they drawn together, or a client's rows together, one row more or less would change what
-    others are used for. So equal rows fare alike, and a client may be left with test rows only.
-    """
-    salt = hashlib.blake2b(f"fedveil/held out/{seed}".encode(), digest_size=16).digest()
-    drawn = b"".join(
-        hashlib.blake2b(row.tobytes(), key=salt, digest_size=8).digest() for row in rows
-    )
-    return np.frombuffer(drawn, dtype="<u8") < np.uint64(fraction * 2**64)
-
-
-def _undeclared(label: str, class_names: tuple[str, ...]) -> list[str]:
-    named = ",".join(class_names[:3]) + ("…" if len(class_names) > 3 else "")
-    return [
-        f"The classes of '{label}' are read from the data, which no ε covers; declare them if they "
-        f"are public: --data classes={named}"
-    ]
-
-
-def _remarks(
-    keys: np.ndarray, labels: np.ndarray, names: tuple[str, ...], testing: np.ndarray
-) -> list[str]:
-    counts = np.bincount(labels)
-    top = int(counts.argmax())
-    share = counts[top] / len(labels)
-    notes = [f"The largest class, '{names[top]}', has {share:.0%} of the rows."]
-    if not testing.any():
-        notes.append("No rows are held out for testing.")
-    without = len(np.unique(keys)) - len(np.unique(keys[~testing]))
-    if without:
-        notes.append(f"{without} clients have test rows only and take no part in training.")
-    return notes
+def _owners(clients: list[str | None]) -> np.ndarray | None:
+    """The client of each test row; None if a row does not name one."""
+    return None if None in clients else np.array(clients, dtype=str)

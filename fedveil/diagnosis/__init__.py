@@ -1,1 +1,1 @@
-"""What a round shows of its clients, and what that says about a run: measured, then explained."""
+"""Find problems of a run from its recorded metrics, and suggest changes."""

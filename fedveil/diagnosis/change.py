@@ -1,4 +1,4 @@
-"""Changes to try: how they are written on the command line, and what a larger cohort is worth."""
+"""Suggested changes: as flags of the command line, and the benefit of a larger cohort."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import math
 from dataclasses import replace
 
 from fedveil.diagnosis.rule import Numbers, figure
-from fedveil.diagnosis.run import Run
+from fedveil.diagnosis.run import DiagnosedRun
 from fedveil.errors import UserError
-from fedveil.parts.noise import Gaussian, RoundedGaussian
-from fedveil.planning.forecast import Case, varied, with_noise
-from fedveil.planning.noise import noise_norm
-from fedveil.planning.signal import Assumed
+from fedveil.planning.forecast import Case, forecast, varied
+from fedveil.planning.signal import AssumedUpdates
 from fedveil.recipe import Recipe
 
-NEAR = 1.1  # times the least noise: twice the clients for less than that is not worth their work
+NEAR = 1.1  # times the least noise: a smaller gain is not worth twice the clients
 
 
 def flags(recipe: Recipe, **values: float) -> str:
-    """`--set name=value` for each; nothing where the recipe's algorithm has no such parameters.
+    """`--set name=value` for each; empty if the recipe's algorithm lacks one of the parameters.
 
     >>> from fedveil.algorithms import dp_fedavg
     >>> flags(dp_fedavg(), clip=14.2, rate=0.25)
@@ -35,7 +33,7 @@ def flags(recipe: Recipe, **values: float) -> str:
 
 
 def parameters(recipe: Recipe) -> set[str]:
-    """Of the algorithm that made the recipe; none for one of the user's own."""
+    """The parameters of the recipe's algorithm; empty for an algorithm of the user's own."""
     from fedveil.algorithms import ALGORITHMS
 
     made = ALGORITHMS.get(recipe.name)
@@ -43,23 +41,14 @@ def parameters(recipe: Recipe) -> set[str]:
 
 
 def stretched_steps(recipe: Recipe, factor: float) -> str:
-    """Flags that make every global step so many times as long.
+    """Flags that scale every global step by a factor.
 
-    Bounded updates leave that to the server's rate; examples, whose server has none, to the
-    learning rate and C together; unbounded ones to the learning rate.
+    With bounded updates they change the server's rate, with unbounded ones the learning rate.
     """
-    local = recipe.local.rate(0) * factor
-    clip = recipe.bound.norms(1).l2 * factor
-    if math.isinf(clip):
-        return flags(recipe, learning_rate=local)
-    if recipe.unit == "example":
-        return flags(recipe, learning_rate=local, clip=clip)
-    return flags(recipe, server_rate=_server_rate(recipe) * factor)
-
-
-def _server_rate(recipe: Recipe) -> float:
-    schedule = getattr(recipe.server, "rate", None)
-    return 1.0 if schedule is None else float(schedule(0))
+    if math.isinf(recipe.bound.norms(1).l2):
+        return flags(recipe, learning_rate=recipe.local.rate(0) * factor)
+    rate = recipe.server.rate_at(0)
+    return "" if rate is None else flags(recipe, server_rate=rate * factor)
 
 
 def cohort_flags(recipe: Recipe, size: float, population: float) -> str:
@@ -69,10 +58,10 @@ def cohort_flags(recipe: Recipe, size: float, population: float) -> str:
     return flags(recipe, rate=size / population)
 
 
-def larger_cohort(run: Run) -> Numbers:
-    """The smallest cohort with nearly the least noise on the mean at the run's own (ε, δ).
+def larger_cohort(run: DiagnosedRun) -> Numbers:
+    """The smallest cohort with nearly the least noise on the mean, at the run's own (ε, δ).
 
-    Noise is settled anew for each: a client that is drawn more often needs more of it.
+    Noise is calibrated for each size: a client that is sampled more often needs more of it.
     """
     case = _case(run)
     if case is None or run.population is None:
@@ -88,20 +77,27 @@ def larger_cohort(run: Run) -> Numbers:
     return {"larger": size, "gain": known[0][1] / noise}
 
 
-def _case(run: Run) -> Case | None:
+def _case(run: DiagnosedRun) -> Case | None:
     recipe, budget = run.recipe, run.budget
     if budget is None or run.dim is None or run.population is None:
         return None
-    if not isinstance(recipe.noise, Gaussian | RoundedGaussian):
+    noise = recipe.noise.uncalibrated()
+    if noise is None:
         return None
-    open_ = replace(recipe, noise=replace(recipe.noise, multiplier=None))
-    return Case(open_, run.dim, run.population, run.whole, Assumed(1.0), *budget)
+    return Case(
+        replace(recipe, noise=noise),
+        run.dim,
+        run.population,
+        run.total_rounds,
+        AssumedUpdates(1.0),
+        *budget,
+    )
 
 
 def _noise(case: Case, size: float) -> float | None:
-    """‖noise‖ on the mean with so many clients a round; None where that cannot be."""
+    """‖noise‖ on the mean for a cohort of this size; None if the size is impossible."""
     try:
         other = varied(case, "cohort", size)
-        return None if other is None else noise_norm(with_noise(other), case.dim, case.population)
+        return None if other is None else forecast(other).noise
     except UserError:
         return None

@@ -1,4 +1,4 @@
-"""diagnose: what is wrong with a run, what to try, and what could not be judged."""
+"""Diagnose a run: its problems, what to try, and which rules could not be judged."""
 
 from __future__ import annotations
 
@@ -6,54 +6,82 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedveil.diagnosis import bounding, course, noise, people
+from fedveil.diagnosis import answers, bounding, course, noise, people
 from fedveil.diagnosis.rule import Finding, Rule, figure
-from fedveil.diagnosis.run import Run, read
+from fedveil.diagnosis.run import DiagnosedRun, read
 
-# What a flag can change comes before noise, which mostly costs clients or ε.
-RULES: tuple[Rule, ...] = (*bounding.RULES, *course.RULES, *noise.RULES, *people.RULES)
+# A useless model comes first, and problems that a flag can fix come before noise, which costs
+# clients or ε to reduce.
+RULES: tuple[Rule, ...] = (
+    *answers.RULES, *bounding.RULES, *course.RULES, *noise.RULES, *people.RULES,
+)  # fmt: skip
 
 
 LEAK = (
-    "what is said here was seen of the clients without noise, so a setting chosen by it, such as "
-    "C, tells of their data, and no ε covers that; choose settings by runs on public or made-up "
-    "data, or let dp_fedavg_adaptive find C at a cost that is counted"
+    "these findings were read from private data without noise. A setting chosen from them, such "
+    "as C, leaks information that no ε covers. Choose settings by runs on public or synthetic "
+    "data, or use dp_fedavg_adaptive, whose ε covers finding C"
 )
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Findings in the order of the rules; none of them wrong is a clean bill."""
+    """The findings of all rules, in their order."""
 
-    run: Run
+    run: DiagnosedRun
     findings: tuple[Finding, ...]
     unjudged: tuple[str, ...]  # names of rules whose numbers were not recorded
 
     @property
     def wrong(self) -> tuple[Finding, ...]:
-        """What is wrong."""
+        """The findings that are problems."""
         return tuple(finding for finding in self.findings if finding.wrong)
 
+    @property
+    def useless(self) -> tuple[Finding, ...]:
+        """The problems that make the model useless whatever its accuracy; always the first ones."""
+        names = {rule.name for rule in answers.RULES}
+        return tuple(finding for finding in self.wrong if finding.rule in names)
+
+    @property
+    def causes(self) -> tuple[Finding, ...]:
+        """The problems of the training, which may be why the model is useless."""
+        return self.wrong[len(self.useless) :]
+
+    def verdict(self) -> str:
+        """The most important finding in one sentence, for the top of a report."""
+        if not self.wrong:
+            return "No problems found."
+        first = self.wrong[0].evidence
+        more = len(self.wrong) - 1
+        also = f" {more} more problem{'s' * (more > 1)} found." if more else ""
+        return f"{first[:1].upper()}{first[1:]}.{also}"
+
     def facts(self) -> str:
-        """What any run shows, in one line."""
+        """A summary of the run in one line."""
         run = self.run
         shown = [f"{run.rounds} rounds"]
-        clipped, ratio, cosine = run.mean("shrunk"), run.signal_to_noise, run.mean("cosine")
+        clipped, ratio, cosine = (
+            run.mean("clipped_fraction"),
+            run.signal_to_noise,
+            run.mean("cosine"),
+        )
         if run.clip is not None and clipped is not None:
             shown.append(f"{clipped:.0%} of updates clipped")
         if ratio is not None:
-            shown.append(f"signal to noise {figure(ratio)}")
+            shown.append(f"signal-to-noise ratio {figure(ratio)}")
         if cosine is not None:
-            shown.append(f"mean cosine to the last global update {cosine:.2f}")
+            shown.append(f"mean cosine to the previous global update {cosine:.2f}")
         losses = run.column("loss")
         losses = losses[losses == losses]
         if len(losses):
-            shown.append(f"loss {figure(losses[0])} at first and {figure(losses[-1])} at last")
+            noisy = "" if run.recipe.evaluation is None else "noisy "
+            shown.append(f"{noisy}loss from {figure(losses[0])} to {figure(losses[-1])}")
         return ", ".join(shown)
 
     @property
     def leak(self) -> str | None:
-        """What following the advice costs, where privacy is at stake."""
+        """The privacy cost of following the advice, for a private run."""
         return LEAK if self.run.recipe.private else None
 
     def plain(self) -> dict[str, Any]:
@@ -76,12 +104,13 @@ class Diagnosis:
             ],
             "unjudged": list(self.unjudged),
             "leak": self.leak,
+            "verdict": self.verdict(),
         }
 
 
-def diagnose(run: Run | Path) -> Diagnosis:
-    """Every rule, asked about a run or a run's directory."""
-    known = run if isinstance(run, Run) else read(run)
+def diagnose(run: DiagnosedRun | Path) -> Diagnosis:
+    """Apply every rule to a run or a run's directory."""
+    known = run if isinstance(run, DiagnosedRun) else read(run)
     found = [rule(known) for rule in RULES]
     missing = () if known.recorded else tuple(rule.name for rule in RULES if rule.needs)
     return Diagnosis(known, tuple(finding for finding in found if finding), missing)

@@ -1,7 +1,7 @@
-"""Convolutions on a group of clients at once, as products with patches.
+"""Convolutions for a group of clients at once, as products with patches.
 
-Images are kept with their channels last. A patch then lies in memory as a few long runs, all
-patches of a client are the rows of one matrix, and what follows, such as pooling, is quicker too.
+Images are stored channels last. A patch is then a few long runs of memory, all patches of a client
+are the rows of one matrix, and following operations such as pooling are faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True)
 class Window:
-    """Which pixels a convolution looks at together."""
+    """Kernel size, stride, padding and dilation of a convolution."""
 
     kernel: Pair
     stride: Pair
@@ -30,7 +30,7 @@ class Window:
     padding: Pair = (0, 0)
 
     def around(self, images: Tensor, padding: Pair | str) -> tuple[Tensor, Window]:
-        """The images and the window that looks at them, where padding may have a name."""
+        """The images and their window, where padding may be given by name."""
         if not isinstance(padding, str):
             return images, replace(self, padding=padding)
         if padding == "valid":
@@ -43,7 +43,7 @@ class Window:
         return wider, self
 
     def places(self, height: int, width: int) -> Pair:
-        """Height and width of what comes out."""
+        """Height and width of the output."""
         return self._along(0, height), self._along(1, width)
 
     def _along(self, axis: int, size: int) -> int:
@@ -51,7 +51,7 @@ class Window:
         return (size + 2 * self.padding[axis] - seen) // self.stride[axis] + 1
 
     def patches(self, images: Tensor, role: str) -> Tensor:
-        """[n, channels, height, width] → [n·places, kernel·kernel·channels], kept in this role."""
+        """[n, channels, height, width] → [n·places, kernel·kernel·channels], stored as `role`."""
         count, channels, height, width = images.shape
         (up, left), (high, wide) = self.padding, self.places(height, width)
         padded = F.pad(images.permute(0, 2, 3, 1), (0, 0, left, left, up, up)).contiguous()
@@ -60,12 +60,12 @@ class Window:
         gaps = (row * self.dilation[0], pixel * self.dilation[1])
         size = (count, high, wide, *self.kernel, channels)
         seen = padded.as_strided(size, (image, *steps, *gaps, 1))
-        return scratch(role, *size).copy_(seen).view(count * high * wide, -1)
+        return scratch(role, images.device, *size).copy_(seen).view(count * high * wide, -1)
 
     def fold(self, patches: Tensor, shape: torch.Size) -> Tensor:
-        """Add patches up where they were taken from: the transpose of `patches`."""
+        """Add patches back to their pixels: the transpose of `patches`."""
         count, channels, height, width = shape
-        pieces, bags = _bags(self, count, height, width)
+        pieces, bags = _bags(self, count, height, width, patches.device)
         pixels = F.embedding_bag(
             pieces, patches.reshape(-1, channels), bags, mode="sum", include_last_offset=True
         )
@@ -73,21 +73,23 @@ class Window:
 
 
 @lru_cache(maxsize=64)
-def _bags(window: Window, count: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Which pieces of patches belong to each pixel: their numbers, and where each pixel's begin."""
+def _bags(
+    window: Window, count: int, height: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The patch entries that belong to each pixel: their indexes, and where each pixel's start."""
     one = torch.arange(1, height * width + 1).float().reshape(1, 1, height, width)
-    pixel = window.patches(one, "places").flatten().long() - 1  # of each piece; −1 in the padding
+    pixel = window.patches(one, "places").flatten().long() - 1  # of each entry; −1 in the padding
     inside = torch.nonzero(pixel >= 0).flatten()
     pieces = inside[pixel[inside].argsort(stable=True)]
     each = torch.bincount(pixel[inside], minlength=height * width)
     images = torch.arange(count)[:, None]
     bags = torch.cat([torch.zeros(1, dtype=torch.long), each.repeat(count).cumsum(0)])
-    return (pieces + len(pixel) * images).flatten().int(), bags.int()
+    return (pieces + len(pixel) * images).flatten().int().to(device), bags.int().to(device)
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Examples that steps come back to: `batch` are these `rows` of them."""
+    """Examples that steps reuse: `batch` holds these `rows` of them."""
 
     examples: Tensor
     rows: Tensor
@@ -107,7 +109,7 @@ class ConvLayer:
     clients: int
     bias: Shift | None
     window: Window
-    repeated: bool  # whether every step of the plan has the same batch
+    repeated: bool  # whether every step of the plan uses the same batch
     store: Written = field(init=False)  # [out, height·width·in]
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     made: dict[str, Tensor] = field(default_factory=dict)  # patches for later steps, by role
@@ -138,7 +140,7 @@ class ConvLayer:
         return Use(forward, backward)
 
     def _patches(self, x: Tensor, role: str, constant: bool, source: Source | None) -> Tensor:
-        """[clients, positions, height·width·in]; made once of inputs that steps come back to."""
+        """[clients, positions, height·width·in]; computed once for inputs that steps reuse."""
         again = role if constant and self.repeated else f"{role}, all" if source else ""
         if again and again in self.made:
             patches = self.made[again]
@@ -149,15 +151,16 @@ class ConvLayer:
             self.made[again] = patches
         if source is not None:
             each = patches.view(len(source.examples), -1)
-            room = scratch(role, len(x), each.shape[1])
+            room = scratch(role, x.device, len(x), each.shape[1])
             patches = torch.index_select(each, 0, source.rows, out=room)
         return patches.view(self.clients, -1, self.store.shared.shape[1])
 
     def _product(self, patches: Tensor, shape: torch.Size) -> Tensor:
         out, (high, wide) = len(self.weight), self.window.places(*shape[2:])
-        images = torch.empty(shape[0], out, high, wide, memory_format=torch.channels_last)
+        size = (shape[0], out, high, wide)
+        images = torch.empty(size, device=patches.device, memory_format=torch.channels_last)
         y = images.permute(0, 2, 3, 1).view(self.clients, -1, out)
-        shift = torch.zeros(1, out) if self.bias is None else self.bias.each
+        shift = patches.new_zeros(1, out) if self.bias is None else self.bias.each
         if self.store.weights is None:
             torch.addmm(shift, patches.flatten(0, 1), self.store.shared.T, out=y.flatten(0, 1))
         else:
@@ -165,7 +168,9 @@ class ConvLayer:
         return images
 
     def _back(self, slope: Tensor) -> Tensor:
-        room = scratch("slopes of patches", *slope.shape[:2], self.store.shared.shape[1])
+        room = scratch(
+            "slopes of patches", slope.device, *slope.shape[:2], self.store.shared.shape[1]
+        )
         if self.store.weights is None:
             torch.mm(slope.flatten(0, 1), self.store.shared, out=room.flatten(0, 1))
             return room
@@ -178,7 +183,8 @@ class ConvLayer:
             slope, patches = joined(used)
             self.store.absorb_product(slope, patches, pace)
         else:
-            self.store.absorb(torch.zeros(self.clients, *self.store.shared.shape), pace)
+            shared = self.store.shared
+            self.store.absorb(shared.new_zeros(self.clients, *shared.shape), pace)
         if self.bias is not None:
             if used:
                 self.bias.leave(slope.sum(dim=1))
@@ -194,9 +200,9 @@ class ConvLayer:
 
 @dataclass
 class GroupedConvLayer:
-    """Channels in groups: one convolution with as many groups more as there are clients.
+    """Grouped channels: one convolution with `clients` times as many groups.
 
-    Patches would be of a few channels each, and products with them too small to be quick.
+    Patches would have a few channels each, too small for fast products.
     """
 
     name: str
@@ -242,7 +248,7 @@ class GroupedConvLayer:
         return self._by_client(x).transpose(0, 1).flatten(1, 2)
 
     def _apart(self, x: Tensor) -> Tensor:
-        """And back."""
+        """The inverse of `_beside`."""
         split = x.reshape(len(x), self.clients, -1, *x.shape[2:])
         return split.transpose(0, 1).flatten(0, 1)
 
@@ -266,7 +272,7 @@ class GroupedConvLayer:
         """Walk."""
         slope, self.pending = self.pending, None
         if slope is None:
-            slope = torch.zeros(self.clients, *self.weight.shape)
+            slope = self.weight.new_zeros(self.clients, *self.weight.shape)
         self.store.absorb(slope, pace)
         if self.bias is not None:
             self.bias.absorb(pace)

@@ -1,4 +1,4 @@
-"""loop: one client after the other, for models too large to stack or without a vmap rule."""
+"""loop: one client after another, for models too large to stack or without a vmap rule."""
 
 from __future__ import annotations
 
@@ -7,33 +7,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedveil.engines.dropout import Masks
 from fedveil.engines.task import Parameters, Task
 from fedveil.engines.updates import DenseUpdates, Group
 
 
 @dataclass(frozen=True, eq=False)
 class LoopEngine:
-    """Plain autograd for each client; any module works."""
+    """Plain autograd for each client; supports any module."""
 
     task: Task
     group_size: int = 8
     name: str = "loop"
 
     def updates(self, x: Tensor, group: Group) -> DenseUpdates:
-        """Row i is client i's walk."""
-        rows = torch.empty(len(group.clients), len(x))
+        """Row i is the update of client i."""
+        rows = x.new_empty(len(group.clients), len(x))
         for client in range(len(group.clients)):
             rows[client] = self._walk(x, group, client)
         return DenseUpdates(rows)
 
     def _walk(self, x: Tensor, group: Group, client: int) -> Tensor:
         plan = group.plan.group(client, client + 1)
-        alone = Group(group.data, group.clients[client : client + 1], plan)
+        alone = group.part(client, client + 1, plan)
         y, velocity = x.clone(), torch.zeros_like(x)
         for step, batch in enumerate(alone.steps()):
             inputs, labels, weights = (part[0] for part in batch)
-            slope = self._gradient(y, inputs, labels, weights)
+            single = self.task.dropouts(inputs.shape[1:], inputs.dtype)
+            masks = Masks(alone.seeds(step, len(inputs))[0], single) if single else None
+            with self.task.local_steps(masks):
+                slope = self._gradient(y, inputs, labels, weights)
             slope = slope + plan.weight_decay * y + plan.proximal * (y - x)
+            if plan.correction is not None:
+                slope = slope + plan.correction[0].to(slope.device)
             velocity = plan.momentum * velocity + slope
             y = y - float(plan.rates[0, step]) * velocity
         return y - x

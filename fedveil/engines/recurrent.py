@@ -1,22 +1,20 @@
-"""nn.LSTM, nn.GRU and nn.RNN from the equations of their cells, made of linear layers.
+"""nn.LSTM, nn.GRU and nn.RNN computed from their cell equations with linear layers.
 
-torch's own kernels for them can neither be mapped over stacked weights nor taken apart; linear
-layers can. Equal to them up to the order of float sums.
+torch's own kernels support neither vmap over stacked weights nor interception; linear layers
+support both. The results are equal up to the order of float sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 States = tuple[Tensor, ...]
-Cell = Callable[[Tensor, Tensor, States], States]  # from W x + b, U h + b and the states before
+Cell = Callable[[Tensor, Tensor, States], States]  # from W x + b, U h + b and the old states
 
 
 def _lstm(seen: Tensor, recalled: Tensor, states: States) -> States:
@@ -56,13 +54,13 @@ def unrollable(func: Any, args: Sequence[Any]) -> bool:
     if func not in CELLS or not isinstance(args[2], list | tuple):  # else the sequence is packed
         return False
     _, _, weights, biased, layers, _, _, both_ways, _ = args
-    plain = layers * (1 + both_ways) * (4 if biased else 2)  # there are more with projections
+    plain = layers * (1 + both_ways) * (4 if biased else 2)  # projections would add more
     return len(weights) == int(plain)
 
 
 def unrolled(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
-    """What the recurrence answers, without dropout: outputs, then the last states."""
-    inputs, start, weights, biased, layers, _, _, both_ways, batch_first = args
+    """The result of the recurrence: outputs, then the final states."""
+    inputs, start, weights, biased, layers, dropout, training, both_ways, batch_first = args
     x = inputs if batch_first else inputs.transpose(0, 1)
     first = start if isinstance(start, tuple) else (start,)
     each = 4 if biased else 2
@@ -77,6 +75,8 @@ def unrolled(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
             outputs.append(output)
             ends.append(end)
         x = torch.cat(outputs, -1) if both_ways else outputs[0]
+        if dropout and training and layer < layers - 1:
+            x = F.dropout(x, dropout)
     last = tuple(torch.stack(kind) for kind in zip(*ends, strict=True))
     return x if batch_first else x.transpose(0, 1), *last
 
@@ -84,7 +84,7 @@ def unrolled(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
 def _along(
     cell: Cell, x: Tensor, states: States, weights: Sequence[Tensor], backwards: bool
 ) -> tuple[Tensor, States]:
-    """One layer in one direction: its outputs [n, length, size], and its states in the end."""
+    """One layer in one direction: its outputs [n, length, size] and its final states."""
     bias, recurrent_bias = weights[2:] if len(weights) == 4 else (None, None)
     steps = F.linear(x, weights[0], bias).unbind(1)
     outputs = []
@@ -92,16 +92,3 @@ def _along(
         states = cell(seen, F.linear(states[0], weights[1], recurrent_bias), states)
         outputs.append(states[0])
     return torch.stack(outputs[::-1] if backwards else outputs, 1), states
-
-
-class _Unrolling(TorchFunctionMode):
-    """Recurrences by their equations; everything else passes."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return unrolled(func, args) if unrollable(func, args) else func(*args, **(kwargs or {}))
-
-
-def unrolling(module: nn.Module) -> AbstractContextManager[object]:
-    """While it lasts, the module's recurrences are made of linear layers."""
-    recurrent = any(isinstance(part, nn.RNNBase) for part in module.modules())
-    return _Unrolling() if recurrent else nullcontext()

@@ -1,4 +1,4 @@
-"""Memory that a thread uses again and again, instead of asking for new pages at every step."""
+"""Buffers that a thread reuses instead of allocating new memory at every step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 _mine = threading.local()
 
 
-def scratch(role: str, *shape: int) -> Tensor:
-    """Room for float32 numbers of this shape; what the thread last kept in this role is gone."""
-    held: dict[str, Tensor] = _mine.__dict__.setdefault("held", {})
-    count = math.prod(shape)
-    if role not in held or len(held[role]) < count:
-        held[role] = torch.empty(count)
-    return held[role][:count].view(shape)
+def scratch(role: str, device: torch.device, *shape: int) -> Tensor:
+    """A float32 buffer of this shape; overwrites what the thread last stored under this role."""
+    held: dict[tuple[str, torch.device], Tensor] = _mine.__dict__.setdefault("held", {})
+    count, place = math.prod(shape), (role, device)
+    if place not in held or len(held[place]) < count:
+        held[place] = torch.empty(count, device=device)
+    return held[place][:count].view(shape)
 
 
 def free() -> None:
-    """Give this thread's memory back."""
+    """Release this thread's buffers."""
     _mine.__dict__.clear()

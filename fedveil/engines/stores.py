@@ -1,8 +1,9 @@
-"""How far each client's parameter has moved: as factors, as merged factors, or written out.
+"""The change of each client's parameter: as factors, as merged factors, or stored in full.
 
-While clients walk, `Written` and `Factors` hold where they are and follow the inner rule of
-parts/local.py. At the end every parameter is a `Store` of Δ_i = y_i − x. Weight decay pulls along
-the shared W itself, so factors keep that part as one number a client, Δ_i = (…)_i + γ_i·W (`Pace`).
+During local training, `Written` and `Factors` hold the current weights and follow the inner rule of
+parts/local.py. At the end every parameter is a `Store` of Δ_i = y_i − x. Weight decay pulls towards
+multiples of the shared W, so factors keep that part as one number per client,
+Δ_i = (…)_i + γ_i·W (`Pace`).
 """
 
 from __future__ import annotations
@@ -14,42 +15,44 @@ import torch
 from torch import Tensor
 
 from fedveil.engines.updates import lengths
-from fedveil.parts.local import Plan
+from fedveil.parts.local import LocalPlan
 
 
 @dataclass
 class Pace:
-    """The rates of a step, and γ_i: how much of the shared weights decay has added to Δ_i."""
+    """The learning rates of a step, and γ_i: the multiple of W that decay has added."""
 
-    plan: Plan
+    plan: LocalPlan
+    each: Tensor  # the learning rates [clients, steps], where the clients are computed
     gamma: Tensor  # [clients]
-    velocity: Tensor  # of gamma
-    common: list[float | None]  # for each step the rate of all clients, if they have the same
+    velocity: Tensor  # momentum of gamma
+    common: list[float | None]  # the learning rate of each step, if all clients share it
     step: int = 0
 
     @classmethod
-    def start(cls, plan: Plan) -> Pace:
-        """Nobody has moved yet."""
+    def start(cls, plan: LocalPlan, device: torch.device | None = None) -> Pace:
+        """At the first step, with every γ_i at 0."""
         clients, rates = len(plan.rates), plan.rates
         alike = ((rates == rates[:1]) & (rates > 0)).all(dim=0).tolist()
         common = [
             rate if same else None for rate, same in zip(rates[0].tolist(), alike, strict=True)
         ]
-        return cls(plan, torch.zeros(clients), torch.zeros(clients), common)
+        gamma, velocity = torch.zeros(2, clients, device=device)
+        return cls(plan, rates.to(device), gamma, velocity, common)
 
     @property
     def rates(self) -> Tensor:
-        """η of this step, 0 for clients that have finished."""
-        return self.plan.rates[:, self.step]
+        """η of this step for each client; 0 for clients that have finished."""
+        return self.each[:, self.step]
 
     @property
     def rate(self) -> float | None:
-        """η of this step where every client walks at the same."""
+        """η of this step, if every client has the same."""
         return self.common[self.step]
 
     @property
     def pull(self) -> float:
-        """What multiplies Δ_i in the slope."""
+        """The factor of Δ_i in the gradient."""
         return self.plan.weight_decay + self.plan.proximal
 
     def advance(self) -> None:
@@ -63,7 +66,7 @@ class Pace:
         self.step += 1
 
     def follow(self, velocity: Tensor | None, slope: Tensor) -> Tensor:
-        """m ← momentum·m + slope, in place once there is an m."""
+        """m ← momentum·m + slope, in place once m exists."""
         if not self.plan.momentum or velocity is None:
             return slope
         return velocity.mul_(self.plan.momentum).add_(slope)
@@ -71,7 +74,7 @@ class Pace:
     def walk(self, place: Tensor, velocity: Tensor) -> None:
         """y ← y − η·m, in place.
 
-        A client that takes no such step is left exactly as it is: 0·∞ would make NaN of it.
+        A client that takes no such step keeps its exact values: 0·∞ would be NaN.
         """
         if self.rate is not None:
             place.add_(velocity, alpha=-self.rate)
@@ -87,26 +90,26 @@ class Store(Protocol):
         """‖Δ_i‖² in float64, [clients]."""
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
-        """Σ scale_i·Δ_i over the clients that are used, flat."""
+        """Σ scale_i·Δ_i over the clients in `used`, flat."""
 
     def dots(self, vector: Tensor) -> Tensor:
         """⟨Δ_i, vector⟩, [clients]; the vector is flat."""
 
     def rows(self) -> Tensor:
-        """Δ_i written out, [clients, numbers]."""
+        """Δ_i as rows, [clients, numbers]."""
 
 
 @dataclass
 class Written:
-    """y_i as it is, [clients, *shape]; for weights of small layers or of many factors."""
+    """y_i in full, [clients, *shape]; for weights of small layers or with many factors."""
 
     shared: Tensor
     clients: int
-    weights: Tensor | None = None  # y_i; none while everybody stands at the shared weights
+    weights: Tensor | None = None  # y_i; None while every client has the shared weights
     velocity: Tensor | None = None
 
     def absorb(self, slope: Tensor, pace: Pace) -> None:
-        """Walk against a gradient [clients, *shape]."""
+        """Take a step against a gradient [clients, *shape]."""
         y, plan = self._own(), pace.plan
         if plan.weight_decay:
             slope = slope.add(y, alpha=plan.weight_decay)
@@ -116,10 +119,10 @@ class Written:
         pace.walk(y, self.velocity)
 
     def absorb_product(self, g: Tensor, a: Tensor, pace: Pace) -> None:
-        """Walk against gᵀa, g [clients, positions, out] and a [clients, positions, in].
+        """Take a step against gᵀa, g [clients, positions, out] and a [clients, positions, in].
 
-        A large product of few positions is added up where it goes, and never written itself;
-        with many positions that would lose digits.
+        A large product with few positions is accumulated in place and never stored itself; with
+        many positions that would lose precision.
         """
         turned, momentum = g.transpose(1, 2), pace.plan.momentum
         if pace.pull or pace.rate is None or g.shape[1] > self.shared.shape[1]:
@@ -141,18 +144,18 @@ class Written:
         return self.weights
 
     def finished(self, pace: Pace) -> Rows:
-        """Δ_i; the walk is over."""
+        """Δ_i, after the last step."""
         return Rows(self._own().sub_(self.shared).flatten(1))
 
 
 @dataclass
 class Rows:
-    """Δ_i as they are, [clients, numbers]."""
+    """Δ_i as rows, [clients, numbers]."""
 
     moved: Tensor
 
     def squares(self) -> Tensor:
-        """As they are held."""
+        """Row by row."""
         return lengths(self.moved).square()
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
@@ -164,28 +167,28 @@ class Rows:
         return self.moved @ vector
 
     def rows(self) -> Tensor:
-        """As they are held."""
+        """The rows themselves."""
         return self.moved
 
 
 @dataclass
 class Reordered:
-    """Rows of a weight whose axes the engine keeps in another order than the module."""
+    """Rows of a weight whose axes the engine orders differently from the module."""
 
     held: Rows
-    shape: tuple[int, ...]  # of one client's weight, as held
+    shape: tuple[int, ...]  # of one client's weight, as stored
     order: tuple[int, ...]  # of the module's axes among them
 
     def squares(self) -> Tensor:
-        """No order matters to them."""
+        """Independent of the order."""
         return self.held.squares()
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
-        """The sum alone is put in order."""
+        """Reorders the sum only."""
         return self.held.weighted_sum(scale, used).reshape(self.shape).permute(self.order).flatten()
 
     def dots(self, vector: Tensor) -> Tensor:
-        """The vector alone is put in order."""
+        """Reorders the vector only."""
         seen = vector.reshape([self.shape[axis] for axis in self.order])
         back = sorted(range(len(self.order)), key=self.order.__getitem__)
         return self.held.dots(seen.permute(back).flatten())
@@ -197,30 +200,54 @@ class Reordered:
 
 
 @dataclass
+class Turned:
+    """The store of Wᵀ, for a module that keeps W."""
+
+    held: Store
+    shape: tuple[int, int]  # of Wᵀ
+
+    def squares(self) -> Tensor:
+        """Independent of the order."""
+        return self.held.squares()
+
+    def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
+        """Turns the sum only."""
+        return self.held.weighted_sum(scale, used).reshape(self.shape).T.flatten()
+
+    def dots(self, vector: Tensor) -> Tensor:
+        """Turns the vector only."""
+        return self.held.dots(vector.reshape(self.shape[::-1]).T.flatten())
+
+    def rows(self) -> Tensor:
+        """In the module's order."""
+        return self.held.rows().reshape(-1, *self.shape).transpose(1, 2).flatten(1)
+
+
+@dataclass
 class Factors:
     """Δ_i = Σ_s c_{i,s}·g_{i,s}ᵀ a_{i,s} + γ_i·W: factors of each step's gradient, not multiplied.
 
-    With momentum, decay or a proximal term the coefficients c go on changing; else g is kept times
-    c at once. Where every step sees the same inputs a there is a single block, and g itself walks
-    (`merged`).
+    With momentum, decay or a proximal term the coefficients c keep changing; otherwise g is stored
+    already multiplied by c. If every step sees the same inputs a, there is a single block, and the
+    steps change g itself (`merged`).
     """
 
     shared: Tensor  # [out, in]
     merged: bool
     inputs: Tensor | None = None  # a, [clients, room for positions, in]
     slopes: Tensor | None = None  # g, [clients, room for positions, out]
-    rank: int = 0  # how many factors there are
-    positions: list[int] = field(default_factory=list)  # of each step's block
+    rank: int = 0  # number of factors
+    positions: list[int] = field(default_factory=list)  # in each step's block
     coefficients: Tensor | None = None  # c, [clients, steps], while they change
-    velocities: Tensor | None = None  # of c, or of the merged g
+    velocities: Tensor | None = None  # momentum of c, or of the merged g
     gamma: Tensor | None = None
 
     def absorb(self, a: Tensor, g: Tensor, pace: Pace) -> None:
-        """Take up a step's gradient gᵀa."""
+        """Append a step's gradient gᵀa."""
         if self.merged:
             self._absorb_merged(a, g, pace)
             return
-        if pace.rate is None:  # a coefficient of 0 would make NaN of what is not finite
+        if pace.rate is None:  # a coefficient of 0 would turn non-finite values into NaN
             walking = (pace.rates > 0)[:, None, None]
             a, g = torch.where(walking, a, 0.0), torch.where(walking, g, 0.0)
         if pace.pull or pace.plan.momentum:
@@ -230,7 +257,7 @@ class Factors:
         self._append(a, g, pace.plan.steps)
 
     def _append(self, a: Tensor, g: Tensor, steps: int) -> None:
-        """Room for all steps is taken at the first."""
+        """Allocates memory for all steps at the first one."""
         first, self.rank = self.rank, self.rank + a.shape[1]
         if self.inputs is None or self.slopes is None:
             self.inputs, self.slopes = _room(a, steps), _room(g, steps)
@@ -247,7 +274,7 @@ class Factors:
             return
         if self.slopes is None:
             self.inputs, self.slopes, self.rank = a, torch.zeros_like(g), a.shape[1]
-            g = g.clone()  # it may be another layer's, too, and becomes the velocity
+            g = g.clone()  # another layer may share it, and it becomes the velocity
         slope = g.add(self.slopes, alpha=pace.pull) if pace.pull else g
         self.velocities = pace.follow(self.velocities, slope)
         pace.walk(self.slopes, self.velocities)
@@ -255,7 +282,7 @@ class Factors:
     def _follow(self, pace: Pace) -> None:
         """d ← momentum·d + pull·c, 1 for the new block; c ← c − η·d."""
         clients, plan = len(pace.rates), pace.plan
-        new = torch.zeros(clients, 1)
+        new = pace.gamma.new_zeros(clients, 1)
         c = new if self.coefficients is None else torch.cat([self.coefficients, new], dim=1)
         d = pace.pull * c
         if plan.momentum and self.velocities is not None:
@@ -272,24 +299,24 @@ class Factors:
         a, g = self.inputs[:, : self.rank], self.slopes[:, : self.rank]
         if self.coefficients is None:
             return a, g
-        each = torch.tensor(self.positions)
+        each = torch.tensor(self.positions, device=g.device)
         return a, g * self.coefficients.repeat_interleave(each, dim=1)[:, :, None]
 
     def finished(self, pace: Pace) -> Store:
-        """What is read from in the end: written out unless the factors are few."""
+        """The final store: rows, unless the factors are few."""
         self.gamma = pace.gamma
         if self.inputs is None:
             return Decayed(self.shared, pace.gamma)
         return Rows(self.rows()) if worth_writing(self.rank, self.shared) else self
 
     def squares(self) -> Tensor:
-        """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², and what rounding may have hidden of it."""
+        """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², plus a bound on its rounding error."""
         a, g = self.scaled()
         length = (lengths(a) * lengths(g)).sum(dim=1)
         decayed = self.gamma is not None and bool((self.gamma != 0).any())
         if self.rank == 1 and not decayed:
             return length.square() * (1 + ROUNDING)
-        a, g = a.double(), g.double()  # float32 would err by more than the margin of a bound
+        a, g = a.double(), g.double()  # float32 errors would exceed the margin of a bound
         products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
         total = products.sum(dim=(1, 2))
         if self.gamma is not None and decayed:
@@ -311,14 +338,14 @@ class Factors:
         return summed.flatten()
 
     def dots(self, vector: Tensor) -> Tensor:
-        """⟨G_i, A_i·Vᵀ⟩ + γ_i·⟨W, V⟩: no row is written out."""
+        """⟨G_i, A_i·Vᵀ⟩ + γ_i·⟨W, V⟩, without computing rows."""
         a, g = self.scaled()
         seen = vector.view_as(self.shared)
         found = ((a @ seen.T) * g).sum(dim=(1, 2))
         return found if self.gamma is None else found + self.gamma * (self.shared * seen).sum()
 
     def rows(self) -> Tensor:
-        """Multiplied out."""
+        """The product of the factors."""
         a, g = self.scaled()
         moved = torch.bmm(g.transpose(1, 2), a)
         if self.gamma is not None and bool((self.gamma != 0).any()):
@@ -328,7 +355,7 @@ class Factors:
 
 @dataclass
 class Decayed:
-    """Δ_i = γ_i·W: a parameter that nothing used, and that decay alone has moved."""
+    """Δ_i = γ_i·W: a parameter that no operation used, changed by weight decay alone."""
 
     shared: Tensor
     gamma: Tensor
@@ -339,7 +366,7 @@ class Decayed:
         return self.gamma.double().square() * size.square()
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
-        """W, once."""
+        """A multiple of W."""
         return (self.shared * float(scale @ self.gamma[used])).flatten()
 
     def dots(self, vector: Tensor) -> Tensor:
@@ -347,19 +374,19 @@ class Decayed:
         return self.gamma * (self.shared.flatten() @ vector)
 
     def rows(self) -> Tensor:
-        """Multiplied out."""
+        """Multiples of W."""
         return self.gamma[:, None] * self.shared.flatten()
 
 
 def _room(block: Tensor, steps: int) -> Tensor:
-    """For the like of a block [clients, positions, size] in every step."""
-    return torch.empty(block.shape[0], block.shape[1] * steps, block.shape[2])
+    """Memory for a block [clients, positions, size] per step."""
+    return block.new_empty(block.shape[0], block.shape[1] * steps, block.shape[2])
 
 
 def worth_writing(rank: int, weight: Tensor) -> bool:
-    """Whether so many factors cost more than the weight that they make up."""
+    """Whether this many factors cost more than the weight itself."""
     out, size = weight.shape[0], weight.numel()
     return rank * (out + size // out) >= size
 
 
-ROUNDING = 2.0**-32  # of float64 sums of up to 2²⁰ products, relative to the lengths in them
+ROUNDING = 2.0**-32  # of float64 sums of up to 2²⁰ products, relative to the norms in them

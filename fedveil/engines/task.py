@@ -5,17 +5,26 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedveil.data.federated import Examples
-from fedveil.errors import UserError, unknown
-from fedveil.models.losses import LOSSES, SLOPES, correct
+from fedveil.data.fields import Layout
+from fedveil.engines.dropout import Masks, Recorded, example_seeds
+from fedveil.engines.rewriting import FUSED, Rewriting, Unfused
+from fedveil.errors import UserError
+from fedveil.models.loss import Loss
+from fedveil.models.losses import as_loss
+from fedveil.models.outputs import logits_of
 from fedveil.models.side_effects import Footprint
 from fedveil.threads import one_thread_each
 
@@ -28,54 +37,86 @@ class Task:
 
     module: nn.Module
     loss_name: str
+    layout: Layout | None = None  # of several inputs
+    given: Loss | None = None  # instead of the loss of that name
     shapes: dict[str, torch.Size] = field(init=False)
-    loss_of_examples: Callable[[Tensor, Tensor], Tensor] = field(init=False)
+    loss_of_examples: Loss = field(init=False)
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
     _own: threading.local = field(init=False, default_factory=threading.local)
     _copies: list[tuple[nn.Module, Footprint]] = field(init=False, default_factory=list)
     _witness: list[tuple[Tensor, Examples, Tensor]] = field(init=False, default_factory=list)
+    _training: tuple[str, ...] = field(init=False)  # submodules given in training mode
+    _dropouts: dict[tuple[object, ...], list[torch.Size]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.loss_name not in LOSSES:
-            raise unknown("loss", self.loss_name, LOSSES)
+        loss = self.given or as_loss(self.loss_name, "number")
         shapes = {name: leaf.shape for name, leaf in self._trained()}
         if not shapes:
             raise UserError(
-                f"{type(self.module).__name__} has no parameters to train; "
-                "give a module with parameters that require gradients."
+                f"{type(self.module).__name__} has no parameters to train. "
+                "Give a module with parameters that require gradients."
             )
-        self.module.eval()  # a module's training mode is for layers that mix or drop examples
+        training = tuple(name for name, part in self.module.named_modules() if part.training)
+        object.__setattr__(self, "_training", training)
+        self.module.eval()  # except in local steps of a model with dropout (`local_steps`)
         object.__setattr__(self, "shapes", shapes)
-        object.__setattr__(self, "loss_of_examples", LOSSES[self.loss_name])
-        object.__setattr__(self, "slope_of_losses", SLOPES[self.loss_name])
+        object.__setattr__(self, "loss_of_examples", loss)
+        object.__setattr__(self, "slope_of_losses", loss.slope)
         self._own.module = self.module
 
+    def to(self, device: torch.device) -> Task:
+        """The task on a device; itself if it is there already."""
+        if self.device == device:
+            return self
+        module = copy.deepcopy(self.module)
+        for name in self._training:
+            module.get_submodule(name).training = True
+        return Task(module.to(device), self.loss_name, self.layout, self.given)
+
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        """The parameters that are not frozen; frozen ones stay as the module has them."""
+        """The trained parameters; frozen ones keep the module's values."""
         named = self.module.named_parameters()
         return [(name, leaf) for name, leaf in named if leaf.requires_grad]
 
     @property
+    def trained(self) -> str | None:
+        """Which parameters are trained, in words; None if all are."""
+        every = dict(self.module.named_parameters())
+        if len(self.shapes) == len(every):
+            return None
+        names = dict.fromkeys(re.sub(r"(?<=\.)\d+(?=\.)", "*", name) for name in self.shapes)
+        total = sum(leaf.numel() for leaf in every.values())
+        return (
+            f"{self.dim:,} of {total:,} parameters, in {len(self.shapes)} of {len(every)} tensors: "
+            f"{', '.join(names)}. The others are frozen: they stay as they were given."
+        )
+
+    @property
     def dim(self) -> int:
-        """How many numbers the model has."""
+        """Number of trained parameters."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     def flatten(self) -> Tensor:
         """The module's parameters as one new float32 vector."""
         leaves = [leaf.detach().reshape(-1) for _, leaf in self._trained()]
-        return torch.cat(leaves).to(torch.float32, copy=True)
+        return torch.cat(leaves).to("cpu", torch.float32, copy=True)
 
     @torch.no_grad()
     def fingerprint(self, x: Tensor, example: Tensor) -> str:
-        """Of the module and all it holds, the loss, the first model, and how the module answers.
+        """Digest of the module and its state, the loss, the first model and the module's outputs.
 
-        It is asked about inputs of the example's shape, at x and beside it: two modules may look
-        alike and compute different things.
+        The outputs are those for inputs of the example's shape, at x and near it: two modules may
+        look alike and compute different functions.
         """
         digest = hashlib.sha256(f"{self.module}{self.shapes}{self.loss_name}".encode())
         probe = torch.ones(2, *example.shape, dtype=example.dtype)
+        if self.layout is not None:
+            probe = self.layout.full(2, 1)
         beside = x + 0.1 * torch.rand(len(x), generator=torch.Generator().manual_seed(0))
         answers = [self.outputs(self.at(model), probe) for model in (x, beside)]
+        if self.dropouts(example.shape, example.dtype):
+            with self.local_steps(self._fixed_masks(probe)):
+                answers.append(self.outputs(self.at(x), probe))
         for part in [*self.module.state_dict().values(), x, *answers]:
             digest.update(part.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
@@ -91,14 +132,19 @@ class Task:
         }
 
     def at(self, x: Tensor) -> Parameters:
-        """The parameters of a copy of x: whatever a module writes into them, x stays as it is."""
-        return self.unflatten(x.clone())
+        """The parameters in a copy of x: whatever a module writes to them, x does not change."""
+        return self.unflatten(x.clone().to(self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the module is."""
+        return self._trained()[0][1].device
 
     def here(self) -> tuple[nn.Module, dict[int, str]]:
         """This thread's copy of the module, and the names of its trained parameters by id.
 
-        A module is not to be used by two threads at once: `functional_call` puts other parameters
-        into it for a while.
+        Two threads must not use a module at once: `functional_call` temporarily replaces its
+        parameters.
         """
         if not hasattr(self._own, "module"):
             self._own.module = _copied(self.module)
@@ -108,33 +154,38 @@ class Task:
         return module, {id(leaf): name for name, leaf in named if name in self.shapes}
 
     def watch(self, witness: Examples) -> None:
-        """From now on, `refuse_side_effects` refuses a module that calls have changed."""
+        """From now on, `refuse_side_effects` refuses a module whose state changed between calls."""
         modules = {id(module): module for module in (self.module, *(m for m, _ in self._copies))}
         self._copies[:] = [(module, self._footprint(module)) for module in modules.values()]
         x = self.flatten()
         self._witness[:] = [(x, witness, self._answer(self.module, x, witness))]
 
     def refuse_side_effects(self) -> None:
-        """Raise `UserError` if a call has left a trace in any thread's copy of the module.
+        """Raise `UserError` if a call has changed the state of any thread's copy of the module.
 
-        Seen where Python can look, and by its answer to examples that it was asked about before.
+        Compares the state that Python can reach, and the outputs for examples evaluated before.
         """
         for module, before in list(self._copies):
             before.refuse_change(module, self._footprint(module))
             for x, examples, answer in self._witness:
                 if not torch.equal(self._answer(module, x, examples), answer):
                     raise UserError(
-                        f"The model {type(module).__name__} answers the same examples differently "
-                        "after other calls: it keeps something between them, which would carry one "
-                        "client's data to others without noise. Use layers that keep no state."
+                        f"The model {type(module).__name__} gives different outputs for the same "
+                        "examples after other calls. It keeps state between calls, which would "
+                        "carry one client's data to others without noise. Use layers that keep no "
+                        "state."
                     )
 
     def _answer(self, module: nn.Module, x: Tensor, examples: Examples) -> Tensor:
         """A module's loss on examples and its gradient, with equal weights, on one thread."""
         leaves = {name: leaf.requires_grad_() for name, leaf in self.at(x).items()}
-        with one_thread_each(), torch.enable_grad():
-            outputs = functional_call(module, leaves, (examples.inputs[:],))
-            loss = self.loss_of_examples(outputs, examples.labels[:]).sum()
+        inputs, labels = (
+            column[:].to(self.device) for column in (examples.inputs, examples.labels)
+        )
+        masks = self._fixed_masks(inputs)
+        with one_thread_each(), torch.enable_grad(), self.local_steps(masks, module):
+            outputs = self.called(module, inputs, leaves)
+            loss = self.loss_of_examples(outputs, labels).sum()
             slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         numbers = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in slopes)])
         return numbers.nan_to_num()
@@ -142,42 +193,116 @@ class Task:
     def _footprint(self, module: nn.Module) -> Footprint:
         return Footprint.of(module, self.shapes)
 
-    def outputs(self, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """The module's answer under other parameters."""
+    def dropouts(self, shape: torch.Size, dtype: torch.dtype) -> list[torch.Size]:
+        """The shape of one example in each call of active dropout; empty if nothing is dropped.
+
+        Found on an example of zeros, so that it depends on its shape and type only.
+        """
+        facts = (shape, dtype)
+        if self._training and facts not in self._dropouts:
+            zeros = torch.zeros(1, *shape, dtype=dtype, device=self.device)
+            self._dropouts[facts] = self._recorded(zeros)
+        return self._dropouts.get(facts, [])
+
+    @torch.no_grad()
+    def _recorded(self, inputs: Tensor) -> list[torch.Size]:
         module, _ = self.here()
-        answer: Tensor = functional_call(module, parameters, (inputs,))
-        return answer
+        recorded = Recorded(torch.zeros(2, dtype=torch.int32, device=inputs.device))
+        try:
+            with self.local_steps(recorded):
+                self.called(module, inputs)
+        except (RuntimeError, ValueError, IndexError):
+            if len(inputs) == 1:  # some modules need several examples
+                return self._recorded(torch.cat([inputs, inputs]))
+        return recorded.shapes
+
+    @contextmanager
+    def local_steps(self, masks: Masks | None, module: nn.Module | None = None) -> Iterator[None]:
+        """Training mode with these dropout masks, for the submodules that were given in it.
+
+        Without masks, the module stays in evaluation mode.
+        """
+        if masks is None:
+            yield
+            return
+        with Rewriting(masks), self.in_training(module):
+            yield
+
+    @contextmanager
+    def in_training(self, module: nn.Module | None = None) -> Iterator[None]:
+        """Training mode for the submodules that were given in it."""
+        module = self.here()[0] if module is None else module
+        parts = [module.get_submodule(name) for name in self._training]
+        for part in parts:
+            part.training = True
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.training = False
+
+    def _fixed_masks(self, inputs: Tensor) -> Masks | None:
+        """The same masks for the same number of examples, to compare answers of the module."""
+        single = self.dropouts(inputs.shape[1:], inputs.dtype)
+        seeds = example_seeds(np.zeros(1, np.uint64), 0, len(inputs))[0]
+        return Masks(seeds.to(inputs.device), single) if single else None
+
+    def outputs(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """The module's outputs with these parameters."""
+        module, _ = self.here()
+        with Unfused() if self._fused else nullcontext():
+            return self.called(module, inputs, parameters)
+
+    def called(
+        self, module: nn.Module, inputs: Tensor, parameters: Parameters | None = None
+    ) -> Tensor:
+        """The logits that a module returns for inputs, with its own or with these parameters."""
+        given = (inputs,) if self.layout is None else self.layout.unpack(inputs)
+        args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
+        if parameters is None:
+            return logits_of(module(*args, **kwargs), module)
+        return logits_of(functional_call(module, parameters, args, kwargs), module)
+
+    @cached_property
+    def _fused(self) -> bool:
+        return any(isinstance(part, FUSED) for part in self.module.modules())
 
     def loss(
         self, parameters: Parameters, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> Tensor:
-        """Σ weight·loss of a batch, its mean loss where the weights are equal shares."""
+        """Σ weight·loss of a batch; the mean loss if the weights are equal and sum to 1."""
         losses = self.loss_of_examples(self.outputs(parameters, inputs), labels)
         return (losses * weights).sum()
 
     @torch.no_grad()
     def evaluate(self, x: Tensor, examples: Examples, batch: int = 2000) -> tuple[float, float]:
-        """(mean loss, accuracy) on examples; accuracy is NaN for targets that are not classes."""
+        """(mean loss, accuracy) on examples; accuracy is NaN for targets that are not classes.
+
+        Without examples, both are NaN.
+        """
+        if not len(examples):
+            return math.nan, math.nan
         parameters = self.at(x)
         loss = right = 0.0
         for start in range(0, len(examples), batch):
-            inputs = examples.inputs[start : start + batch]
-            labels = examples.labels[start : start + batch]
+            some = slice(start, start + batch)
+            inputs, labels = (c[some].to(self.device) for c in (examples.inputs, examples.labels))
             outputs = self.outputs(parameters, inputs)
             loss += float(self.loss_of_examples(outputs, labels).sum())
-            if self.loss_name == "cross_entropy":
-                right += float(correct(outputs, labels).sum())
-        count = len(examples) or 1
-        return loss / count, right / count if self.loss_name == "cross_entropy" else math.nan
+            hits = self.loss_of_examples.correct(outputs, labels)
+            right += math.nan if hits is None else float(hits.sum())
+        count = len(examples)
+        return loss / count, right / count
 
 
 def _copied(module: nn.Module) -> nn.Module:
-    """A module for another thread, which shares nothing that a call may change."""
-    twin = copy.deepcopy(module)
+    """A copy of the module for another thread, which shares no state that a call may change."""
+    frozen = {id(leaf): leaf for leaf in module.parameters() if not leaf.requires_grad}
+    twin = copy.deepcopy(module, dict(frozen))  # shares them; a write to one would be noticed
     for name, part in twin.named_modules():
         if part is module.get_submodule(name):
             raise UserError(
-                f"Copies of the model {type(module).__name__} share their part '{name}', so two "
-                "threads would compute with each other's parameters. Leave __deepcopy__ out of it."
+                f"Copies of the model {type(module).__name__} share their submodule '{name}', so "
+                "two threads would compute with each other's parameters. Remove its __deepcopy__."
             )
     return twin

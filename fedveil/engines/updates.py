@@ -1,9 +1,10 @@
-"""What the loop needs of a group of clients: norms, one weighted sum, rows only when asked."""
+"""What the loop needs from a group of clients: norms, one weighted sum, and rows on request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import repeat
 from typing import Protocol
 
@@ -13,32 +14,33 @@ from torch import Tensor
 
 from fedveil.data.columns import Column
 from fedveil.data.federated import Federated
-from fedveil.parts.local import Plan
+from fedveil.engines.dropout import Coins, example_seeds
+from fedveil.parts.local import LocalPlan
 
-CACHED = 2**16  # numbers that stay in a core's cache in float64
+CACHED = 2**16  # float64 numbers that fit in a core's cache
 
 
 class Updates(Protocol):
-    """The reports u_i of a group of clients."""
+    """The updates u_i of a group of clients."""
 
     def norms(self) -> Tensor:
-        """‖u_i‖₂ in float64, [clients]; not finite where a report is not."""
+        """‖u_i‖₂ in float64, [clients]; not finite where an update is not."""
 
     def weighted_sum(self, scale: Tensor) -> Tensor:
-        """Σ scale_i·u_i, [dim]; a report of scale 0 is left out, whatever it holds."""
+        """Σ scale_i·u_i, [dim]; an update of scale 0 is left out, whatever it holds."""
 
     def dots(self, vector: Tensor) -> Tensor:
-        """⟨u_i, vector⟩ in float64, [clients]; as exact as products of float32 numbers are."""
+        """⟨u_i, vector⟩ in float64, [clients]; as precise as products of float32 numbers."""
 
     def rows(self) -> Tensor:
-        """The reports themselves, [clients, dim]."""
+        """The updates as rows, [clients, dim]."""
 
     def affine(self, scale: float, share: float, x: Tensor) -> Updates:
         """scale·u_i + share·x."""
 
 
 def lengths(rows: Tensor) -> Tensor:
-    """‖row‖₂ along the last axis in float64; some rows at a time, as many as a cache holds."""
+    """‖row‖₂ along the last axis in float64, computed in blocks of rows that fit the cache."""
     some = max(1, CACHED // max(1, rows[:1].numel()))
     parts: list[Tensor] = [
         torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64)
@@ -48,14 +50,14 @@ def lengths(rows: Tensor) -> Tensor:
 
 
 class DenseUpdates:
-    """Reports held as rows."""
+    """Updates stored as rows."""
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
 
     @classmethod
     def of(cls, messages: Sequence[Tensor], dim: int) -> DenseUpdates:
-        """Messages from outside; one of another shape becomes a row of NaN, which is rejected."""
+        """Received updates; one of another shape becomes a row of NaN, which is rejected."""
         rows = torch.full((len(messages), dim), torch.nan)
         for row, message in zip(rows, messages, strict=True):
             if message.shape == (dim,) and message.is_floating_point():
@@ -67,7 +69,7 @@ class DenseUpdates:
         return lengths(self._rows)
 
     def weighted_sum(self, scale: Tensor) -> Tensor:
-        """One matrix-vector product over the rows that count."""
+        """One matrix-vector product over the rows with a scale other than 0."""
         used = scale != 0
         if bool(used.all()):
             return scale.float() @ self._rows
@@ -78,11 +80,11 @@ class DenseUpdates:
         return (self._rows @ vector).double()
 
     def rows(self) -> Tensor:
-        """As held."""
+        """The stored rows."""
         return self._rows
 
     def affine(self, scale: float, share: float, x: Tensor) -> DenseUpdates:
-        """In place: the rows belong to this object alone."""
+        """In place: no other object uses these rows."""
         if scale != 1.0:
             self._rows.mul_(scale)
         if share != 0.0:
@@ -92,42 +94,77 @@ class DenseUpdates:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some clients of a population, and the plan of their local work."""
+    """A group of clients of a population, and the plan of their local training."""
 
     data: Federated
     clients: np.ndarray
-    plan: Plan
+    plan: LocalPlan
+    coins: Coins | None = None  # for dropout; None for synthetic clients
+    device: torch.device | None = None  # where batches are needed; None for the CPU
+
+    def part(self, start: int, stop: int, plan: LocalPlan) -> Group:
+        """Clients start..stop−1, with their plan."""
+        coins = None if self.coins is None else self.coins.part(start, stop)
+        return Group(self.data, self.clients[start:stop], plan, coins, self.device)
+
+    def seeds(self, step: int, width: int) -> Tensor:
+        """int32 [clients, width, 2]: a dropout seed for each example of a step."""
+        return self._placed(example_seeds(self._seeds, step, width))
+
+    def _placed(self, part: Tensor) -> Tensor:
+        """A copy on the device, from pinned memory where that helps; on the CPU, the tensor."""
+        if self.device is None:
+            return part
+        if self.device.type != "cuda":
+            return part.to(self.device)
+        return part.pin_memory().to(self.device, non_blocking=True)
+
+    @cached_property
+    def _seeds(self) -> np.ndarray:
+        return (self.coins or Coins(0, 0, self.clients)).seeds()
 
     @property
     def sizes(self) -> Tensor:
-        """Examples of each of them."""
+        """Number of examples of each client."""
         return self.data.sizes[torch.from_numpy(self.clients)]
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Of each step: inputs [clients, width, …], labels [clients, width, …], weights.
+        """For each step: inputs [clients, width, …], labels [clients, width, …], weights.
 
-        The weights of a client's batch add up to 1.
+        The weights of a client's batch sum to 1.
         """
         starts = self.data.offsets[torch.from_numpy(self.clients)]
         rows, weights = self.plan.positions(starts)
         times = self.plan.steps if self.plan.repeated else 1
         for mine, shares in zip(rows, weights, strict=True):
-            batch = taken(self.data.inputs, mine), taken(self.data.labels, mine), shares
-            yield from repeat(batch, times)
+            parts = taken(self.data.inputs, mine), taken(self.data.labels, mine), shares
+            inputs, labels, shares = (self._placed(part) for part in parts)
+            yield from repeat((inputs, labels, shares), times)
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All examples of these clients: inputs [n, …], labels [n, …], and where each begins."""
+        """All examples of these clients: inputs [n, …], labels [n, …], and each client's start."""
         clients = torch.from_numpy(self.clients)
         sizes, starts = self.sizes, self.data.offsets[clients]
         ends = sizes.cumsum(0)
         rows = torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
-        return taken(self.data.inputs, rows), taken(self.data.labels, rows), ends - sizes
+        parts = (taken(column, rows) for column in (self.data.inputs, self.data.labels))
+        inputs, labels = (self._placed(part) for part in parts)
+        return inputs, labels, ends - sizes
+
+    def positions(self, starts: Tensor) -> tuple[Tensor, Tensor]:
+        """The examples of each step and their weights, where batches are needed."""
+        rows, weights = self.plan.positions(starts)
+        return self._placed(rows), self._placed(weights)
 
 
 def taken(examples: Column, rows: Tensor) -> Tensor:
-    """examples[rows], each example copied as one piece of memory."""
-    if not isinstance(examples, Tensor):
-        return examples[rows]
+    """examples[rows]: each example is copied as one block of memory, and nothing else is.
+
+    Examples with other strides are gathered element by element. To flatten them would copy the
+    whole column.
+    """
+    if not (isinstance(examples, Tensor) and examples.is_contiguous()):
+        return examples[rows].contiguous()
     flat = examples.reshape(len(examples), -1).index_select(0, rows.flatten())
     return flat.view(*rows.shape, *examples.shape[1:])
 
@@ -137,11 +174,11 @@ class Engine(Protocol):
 
     @property
     def name(self) -> str:
-        """As in a run's record."""
+        """The name stored in a run's record."""
 
     @property
     def group_size(self) -> int:
-        """How many clients it takes at once."""
+        """Number of clients processed at once."""
 
     def updates(self, x: Tensor, group: Group) -> Updates:
         """y_i − x after each client's local steps from x."""

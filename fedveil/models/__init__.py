@@ -1,9 +1,10 @@
-"""Models as plain `torch.nn.Module`s that can be mapped over stacked weights, and their losses."""
+"""Models as plain `torch.nn.Module`s that vmap over stacked weights, and their losses."""
 
 from __future__ import annotations
 
 from fedveil.models.catalog import MODELS, build, suggest
-from fedveil.models.check import dropout_layers, refuse_batch_norm
+from fedveil.models.check import fix, refuse_batch_norm
+from fedveil.models.lora import lora, merge
 from fedveil.models.losses import LOSSES, correct
 from fedveil.models.start import initialise
 
@@ -12,8 +13,10 @@ __all__ = [
     "MODELS",
     "build",
     "correct",
-    "dropout_layers",
+    "fix",
     "initialise",
+    "lora",
+    "merge",
     "refuse_batch_norm",
     "suggest",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedveil.errors import UserError
 
-_HIDDEN = 800  # makes the 3.3 million parameters of Zhang et al. 2022, Table 2
+_HIDDEN = 800  # gives the 3.3 million parameters of Zhang et al. 2022, Table 2
 
 
 class AlexNet(nn.Module):
@@ -32,7 +32,7 @@ class AlexNet(nn.Module):
         """Scale U(±1/√fan_in) up to U(±√(6/fan_in)), He et al. 2015, before every ReLU.
 
         Without a norm the smaller weights lose a factor √6 of the signal in each layer, and
-        training rests for hundreds of steps on the loss of a constant output.
+        training stays for hundreds of steps at the loss of a constant output.
         """
         for layer in (self.conv1, self.conv2, self.conv3, self.conv4, self.conv5, self.fc1):
             layer.weight.mul_(math.sqrt(6))
@@ -48,7 +48,7 @@ class AlexNet(nn.Module):
 
 
 def _pool(x: Tensor) -> Tensor:
-    # Rounding up ends 28 pixels at the same 2×2 as 32 pixels, so both sizes have equal weights.
+    # Rounding up reduces 28 pixels to the same 2×2 as 32 pixels, so both sizes have equal weights.
     return F.max_pool2d(x, 2, ceil_mode=True)
 
 
@@ -56,7 +56,7 @@ def _side(size: int) -> int:
     """The side after one convolution of stride 2 and three pools, each halving and rounding up."""
     if size < 16:
         raise UserError(
-            f"AlexNet needs images of at least 16×16 pixels, but these have {size}×{size}; "
-            "use the model 'softmax' or 'mlp'."
+            f"AlexNet needs images of at least 16×16 pixels, but these have {size}×{size}. "
+            "Use the model 'softmax' or 'mlp'."
         )
     return -(-size // 16)

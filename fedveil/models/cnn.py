@@ -33,8 +33,8 @@ def _side(size: int) -> int:
     """The side of the second pool's output."""
     if size < 14:
         raise UserError(
-            f"The small CNN needs images of at least 14×14 pixels, but these have {size}×{size}; "
-            "use the model 'softmax' or 'mlp'."
+            f"The small CNN needs images of at least 14×14 pixels, but these have {size}×{size}. "
+            "Use the model 'softmax' or 'mlp'."
         )
     pooled = (size - 2) // 2 + 1 - 1
     return (pooled - 4) // 2 + 1 - 1

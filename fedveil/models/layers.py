@@ -1,4 +1,4 @@
-"""Layers several models share: group norm with a fitting group count, standardized convolution."""
+"""Layers shared by models: group norm with a valid group count, standardized convolution."""
 
 from __future__ import annotations
 
@@ -19,15 +19,8 @@ def group_count(channels: int) -> int:
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """Group norm over `channels` (Wu and He 2018): no example sees another one."""
+    """Group norm over `channels` (Wu and He 2018): examples do not affect each other."""
     return nn.GroupNorm(group_count(channels), channels)
-
-
-def conv(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Conv2d:
-    """A convolution without bias that keeps the size at stride 1; a norm beside it shifts."""
-    return nn.Conv2d(
-        inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False
-    )
 
 
 class StandardizedConv2d(nn.Conv2d):
@@ -38,7 +31,7 @@ class StandardizedConv2d(nn.Conv2d):
     """
 
     def standardized(self) -> Tensor:
-        """The weight that is convolved with, of the shape of `weight`."""
+        """The standardized weight, in the shape of `weight`."""
         centred = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
         squares = centred.square().sum((1, 2, 3), keepdim=True)
         return centred * (squares + 1e-8).rsqrt()
@@ -48,3 +41,16 @@ class StandardizedConv2d(nn.Conv2d):
         return F.conv2d(
             x, self.standardized(), self.bias, self.stride, self.padding, self.dilation, self.groups
         )
+
+
+def conv(
+    inputs: int,
+    outputs: int,
+    kernel: int,
+    stride: int = 1,
+    groups: int = 1,
+    standardized: bool = False,
+) -> nn.Conv2d:
+    """A convolution without bias that keeps the size at stride 1; the norm after it has a bias."""
+    kind = StandardizedConv2d if standardized else nn.Conv2d
+    return kind(inputs, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)

@@ -10,7 +10,7 @@ class LSTMLayer(nn.Module):
     """c ← σ(f)·c + σ(i)·tanh(g),  h ← σ(o)·tanh(c)  with  (i, f, g, o) = W x + U h + b.
 
     Equal to one layer of `nn.LSTM` from a zero state (gates in the same order), with one bias
-    instead of two that are added up.
+    instead of the sum of two.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from fedveil.models.layers import conv, group_norm
 
-# Expansion, channels, repeats, first stride: Sandler et al. 2018, Table 2, with the first
-# two halvings left out, as images of about 32 pixels need.
+# Expansion, channels, repeats, first stride: Sandler et al. 2018, Table 2, without the first
+# two halvings, as suits images of about 32 pixels.
 _STAGES = (
     (1, 16, 1, 1),
     (6, 24, 2, 1),
@@ -20,7 +20,7 @@ _STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """x + project(depthwise(expand(x))); the sum only where the shape stays (Sandler et al. 2018).
+    """x + project(depthwise(expand(x))), the sum only if the shape is kept (Sandler et al. 2018).
 
     The projection has no ReLU: the narrow ends of a block are linear.
     """

@@ -11,15 +11,17 @@ from fedveil.models.layers import conv, group_norm
 class Block(nn.Module):
     """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), He et al. 2016.
 
-    Where the shape changes the shortcut is a 1×1 convolution with `project`, else a strided
-    copy filled up with zero channels, which has no parameters.
+    Where the shape changes, the shortcut is a 1×1 convolution with `project`, else a strided copy
+    padded with zero channels, which has no parameters.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int, project: bool) -> None:
+    def __init__(
+        self, inputs: int, outputs: int, stride: int, project: bool, standardized: bool = False
+    ) -> None:
         super().__init__()
-        self.conv1 = conv(inputs, outputs, 3, stride)
+        self.conv1 = conv(inputs, outputs, 3, stride, standardized=standardized)
         self.norm1 = group_norm(outputs)
-        self.conv2 = conv(outputs, outputs, 3)
+        self.conv2 = conv(outputs, outputs, 3, standardized=standardized)
         self.norm2 = group_norm(outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
@@ -37,7 +39,7 @@ class Block(nn.Module):
 
 
 class ZeroShortcut(nn.Module):
-    """Every stride-th pixel, with `extra` channels of zeros behind (He et al. 2016, option A)."""
+    """Every stride-th pixel, followed by `extra` channels of zeros (He et al. 2016, option A)."""
 
     def __init__(self, extra: int, stride: int) -> None:
         super().__init__()
@@ -50,15 +52,21 @@ class ZeroShortcut(nn.Module):
 
 
 class ResNet(nn.Module):
-    """3×3 stem, a stage of `depth` blocks for each width, halving between stages, mean, linear."""
+    """3×3 stem, a stage of `depth` blocks per width, halving between stages, mean, linear."""
 
     def __init__(
-        self, channels: int, classes: int, widths: tuple[int, ...], depth: int, project: bool
+        self,
+        channels: int,
+        classes: int,
+        widths: tuple[int, ...],
+        depth: int,
+        project: bool,
+        standardized: bool = False,
     ) -> None:
         super().__init__()
-        self.stem = conv(channels, widths[0], 3)
+        self.stem = conv(channels, widths[0], 3, standardized=standardized)
         self.norm = group_norm(widths[0])
-        self.blocks = nn.Sequential(*_stages(widths, depth, project))
+        self.blocks = nn.Sequential(*_stages(widths, depth, project, standardized))
         self.fc = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,13 +76,13 @@ class ResNet(nn.Module):
         return logits
 
 
-def _stages(widths: tuple[int, ...], depth: int, project: bool) -> list[Block]:
+def _stages(widths: tuple[int, ...], depth: int, project: bool, standardized: bool) -> list[Block]:
     blocks: list[Block] = []
     inputs = widths[0]
     for stage, width in enumerate(widths):
         for position in range(depth):
             stride = 2 if stage > 0 and position == 0 else 1
-            blocks.append(Block(inputs, width, stride, project))
+            blocks.append(Block(inputs, width, stride, project, standardized))
             inputs = width
     return blocks
 
@@ -87,7 +95,10 @@ class ResNet18(ResNet):
 
 
 class ResNet20(ResNet):
-    """The ResNet-20 of He et al. 2016, §4.2: 0.27 million parameters at 10 classes."""
+    """The ResNet-20 of He et al. 2016, §4.2: 0.27 million parameters at 10 classes.
 
-    def __init__(self, channels: int, classes: int) -> None:
-        super().__init__(channels, classes, (16, 32, 64), depth=3, project=False)
+    With `standardized`, every convolution standardizes its filters (weight standardization).
+    """
+
+    def __init__(self, channels: int, classes: int, standardized: bool = False) -> None:
+        super().__init__(channels, classes, (16, 32, 64), 3, False, standardized)

@@ -1,9 +1,9 @@
-"""What a module keeps when it is called: anything it does could carry data from client to client.
+"""Detects state that a module keeps between calls, which could carry data between clients.
 
-A module is called for one client after another, so all that it writes outside of its output (a
-buffer, an attribute, a counter, a list in its closure, a global, a random generator) is a way
-around the bound and the noise. `Footprint` records what can be reached from a module; two of them
-differ where the module has written.
+A module is called for one client after another. Anything it writes outside its output (a buffer, an
+attribute, a counter, a list in its closure, a global, a random generator) bypasses the bound and
+the noise. `Footprint` records everything reachable from a module; two footprints differ where the
+module has written.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import hashlib
 import random
 import sys
 import types
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,18 +25,21 @@ from torch import Tensor, nn
 from fedveil.errors import UserError
 
 LIBRARIES = frozenset({"torch", "numpy", "fedveil", *sys.stdlib_module_names} - {"__main__"})
-SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type)
+SCALARS = (
+    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type),
+    *(types.GenericAlias, types.UnionType),  # annotations, which nothing can write to
+)
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Every value that a module's forward pass can reach, by the path that leads to it."""
+    """Every value that a module's forward pass can reach, by its path."""
 
     values: Mapping[str, list[object]]
 
     @classmethod
     def of(cls, module: nn.Module, replaced: Collection[str] = ()) -> Footprint:
-        """Of a module whose parameters with these names are replaced at every call."""
+        """Footprint of a module whose parameters with these names are replaced at every call."""
         own = {id(module.get_parameter(name)) for name in replaced}
         found: dict[str, list[object]] = {}
         for place, value in _Walk(own).visit("", module):
@@ -43,7 +47,7 @@ class Footprint:
         return cls(found)
 
     def refuse_change(self, module: nn.Module, after: Footprint) -> None:
-        """Raise `UserError` at the first place that is not as it was."""
+        """Raise `UserError` at the first value that has changed."""
         places = {**self.values, **after.values}
         for place in places:
             if self.values.get(place) != after.values.get(place):
@@ -56,9 +60,9 @@ class Footprint:
 
 @contextmanager
 def refusing_randomness(module: nn.Module) -> Iterator[None]:
-    """Refuse a module that draws from a global random generator while this lasts.
+    """Refuse a module that draws from a global random generator within this context.
 
-    How far such a generator has come depends on the clients before, and it is not the run's own.
+    The state of such a generator depends on earlier clients, and it is not the run's own.
     """
     before = _generators()
     yield
@@ -66,30 +70,39 @@ def refusing_randomness(module: nn.Module) -> Iterator[None]:
         if was != now:
             raise UserError(
                 f"The model {type(module).__name__} draws from {name}'s global random generator "
-                "when it is called, so what one client sends would depend on the clients before "
-                "it. Leave dropout and other random layers out."
+                "when it is called, so one client's update would depend on the clients before it. "
+                "Use torch's dropout layers, which draw from the client's own stream, or put other "
+                "random layers into evaluation mode."
             )
 
 
 def _generators() -> list[tuple[str, object]]:
     legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     state = legacy["state"]
+    devices = [("CUDA", each) for each in torch.cuda.get_rng_state_all()] if _cuda() else []
+    if torch.backends.mps.is_available():
+        devices.append(("MPS", torch.mps.get_rng_state()))
     return [
+        *((name, each.numpy().tobytes()) for name, each in devices),
         ("torch", torch.get_rng_state().numpy().tobytes()),
         ("NumPy", (np.asarray(state["key"]).tobytes(), state.get("pos"))),
         ("Python", random.getstate()),
     ]
 
 
+def _cuda() -> bool:
+    return torch.cuda.is_available()
+
+
 class _Walk:
-    """Visits every object once; what is compared stands for itself or for its contents."""
+    """Visits every object once and yields it, or its contents, for comparison."""
 
     def __init__(self, ignored: set[int]) -> None:
-        self._seen = set(ignored)
-        self._alive: list[object] = []  # so that no identity is used twice
+        self._seen, self._replaced = set(ignored), frozenset(ignored)
+        self._alive: list[object] = []  # keeps objects alive, so that no id is reused
 
     def visit(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
-        """(path, what is there) for a value and all that it holds."""
+        """(path, content) for a value and everything it holds."""
         if isinstance(value, SCALARS):
             yield path, (type(value), value if value == value else "NaN")
             return
@@ -124,12 +137,29 @@ class _Walk:
             if name in ("_parameters", "_buffers", "_modules"):
                 for key, item in value.items():
                     yield from self.visit(f"{path}.{key}", item)
-            else:
+            elif not self._lists_parameters(module, name, value):
                 yield from self.visit(f"{path}.{name}", value)
         yield from self._class(path, type(module))
 
+    def _lists_parameters(self, module: nn.Module, name: str, value: object) -> bool:
+        """Whether this is torch's own list of a recurrent layer's parameters, and carries nothing.
+
+        `functional_call` sets every entry whose parameter is replaced before each call. The other
+        entries must be the layer's own parameters. Weak references keep nothing.
+        """
+        if not isinstance(module, nn.RNNBase) or type(value) is not list:
+            return False
+        if name == "_flat_weight_refs":
+            return all(item is None or type(item) is weakref.ref for item in value)
+        if name != "_flat_weights":
+            return False
+        named = [module._parameters.get(each) for each in module._flat_weights_names]
+        return len(named) == len(value) and all(
+            own is item or id(own) in self._replaced for own, item in zip(named, value, strict=True)
+        )
+
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, object]]:
-        """What a class of the user's own keeps for all of its objects, and what `forward` uses."""
+        """The state of a user's class shared by its objects, and what its `forward` uses."""
         for owner in kind.__mro__:
             if _of_library(owner) or owner is object:
                 continue
@@ -142,7 +172,7 @@ class _Walk:
     def _function(
         self, path: str, function: types.FunctionType, owner: type | None
     ) -> Iterator[tuple[str, object]]:
-        """Its closure, its defaults, its attributes, and the globals that it names."""
+        """The closure, defaults and attributes of a function, and the globals it names."""
         if _of_library(function):
             return
         self._seen.add(id(function))
@@ -161,11 +191,11 @@ class _Walk:
     def _cell(self, path: str, cell: types.CellType) -> Iterator[tuple[str, object]]:
         try:
             yield from self.visit(path, cell.cell_contents)
-        except ValueError:  # it is empty
+        except ValueError:  # the cell is empty
             return
 
     def _other(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
-        """By its attributes; what has none, by how it would be copied."""
+        """By attributes, or, for an object without any, by how it would be copied."""
         yield path, (id(value), _state(value))
         yield from self.visit(path, getattr(value, "__dict__", ()))
         for kind in type(value).__mro__:
@@ -176,7 +206,7 @@ class _Walk:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and the functions inside of it look up."""
+    """The names that a function and its inner functions look up."""
     inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -186,16 +216,16 @@ def _of_library(thing: Any) -> bool:
 
 
 def _digest(tensor: Tensor) -> bytes | None:
-    """Of its numbers: its version does not tell of what was written through `.data`."""
+    """Digest of its numbers: its version does not show writes through `.data`."""
     try:
-        numbers = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    except RuntimeError:  # no numbers of its own, such as one inside of vmap: known by its identity
+        numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    except RuntimeError:  # no numbers of its own, such as inside vmap: compared by identity
         return None
     return hashlib.blake2b(numbers.data, digest_size=16).digest()
 
 
 def _state(value: Any) -> object:
-    """Contents of an object without attributes, where Python can tell them."""
+    """The contents of an object without attributes, where Python exposes them."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, types.GeneratorType):
@@ -204,5 +234,5 @@ def _state(value: Any) -> object:
         return None
     try:
         return repr(value.__reduce_ex__(2))
-    except Exception:  # it does not say
+    except Exception:  # the object does not expose them
         return repr(value)

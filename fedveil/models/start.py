@@ -1,4 +1,4 @@
-"""Initial weights from an explicit generator, and construction that leaves the global one alone."""
+"""Initial weights from an explicit generator, and construction without the global generator."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.I
 def initialise(model: nn.Module, generator: torch.Generator) -> None:
     """W, b ~ U(±1/√fan_in); embeddings ~ N(0, 1); norms 1 and 0; then `start_weights()`.
 
-    The same generator state gives the same weights, and torch's global generator is not touched.
-    Children come before their parents, so a model's own `start_weights` has the last word.
+    The same generator state gives the same weights, and torch's global generator is not used.
+    Children are initialized before their parents, so a model's own `start_weights` comes last.
     Any other layer keeps the weights it was constructed with.
     """
     with torch.no_grad():
@@ -27,9 +27,9 @@ def initialise(model: nn.Module, generator: torch.Generator) -> None:
 
 
 def construct(make: Callable[[], _M], seed: int | None = None) -> _M:
-    """make(), with torch's global generator as it was before, whatever the constructor drew.
+    """make(), with torch's global generator restored afterwards.
 
-    With a seed, what the constructor drew is a function of that seed alone.
+    With a seed, the constructor's draws depend on that seed alone.
     """
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
@@ -53,7 +53,7 @@ def _initialise_own(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def _uniform(parameter: Tensor | None, bound: float, generator: torch.Generator) -> None:
-    # Drawn on the generator's device and copied, so a model on a GPU starts like one on a CPU.
+    # Drawn on the generator's device and copied, so weights on a GPU and a CPU start equal.
     if parameter is not None:
         fresh = torch.empty(parameter.shape, device=generator.device)
         parameter.copy_(fresh.uniform_(-bound, bound, generator=generator))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fedveil.errors import UserError
-from fedveil.models.layers import StandardizedConv2d, group_norm
+from fedveil.models.layers import conv, group_norm
 
 
 class WideBlock(nn.Module):
     """x + conv(relu(norm(conv(relu(norm(x)))))), Zagoruyko and Komodakis 2016.
 
-    Where the shape changes, a 1×1 convolution of relu(norm(x)) takes the place of x.
+    Where the shape changes, a 1×1 convolution of relu(norm(x)) replaces x.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
@@ -37,7 +37,7 @@ class WideResNet(nn.Module):
     def __init__(self, channels: int, classes: int, depth: int = 40, width: int = 4) -> None:
         super().__init__()
         if depth < 10 or depth % 6 != 4:
-            raise UserError(f"A wide ResNet has depth 6·n + 4, but {depth} was asked for; use 40.")
+            raise UserError(f"A wide ResNet has depth 6·n + 4, but depth is {depth}. Use 40.")
         self.stem = _conv(channels, 16, 3)
         self.blocks = nn.Sequential(*_stages(width, (depth - 4) // 6))
         self.norm = group_norm(64 * width)
@@ -50,8 +50,8 @@ class WideResNet(nn.Module):
         return logits
 
 
-def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> StandardizedConv2d:
-    return StandardizedConv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return conv(inputs, outputs, kernel, stride, standardized=True)
 
 
 def _stages(width: int, repeats: int) -> list[WideBlock]:

@@ -1,40 +1,68 @@
-"""Checks of a part's numbers: one sentence that names the part, the field and what would do."""
+"""Checks of a part's fields. An error names the part, the field, its value and what is allowed."""
 
 from __future__ import annotations
 
 import math
 
-from fedveil.errors import UserError
+import numpy as np
+
+from fedveil.errors import HUGE, UserError, told
 
 
-def check(part: object, field: str, value: float, holds: bool, wanted: str) -> None:
-    """Refuse `value` unless `holds`; NaN never holds.
+def check(part: object, field: str, value: object, holds: bool, wanted: str) -> None:
+    """Refuse `value` unless `holds`, which is false for NaN.
 
     >>> check("Clip", "norm", -1.0, -1.0 > 0, "a number above 0")
     Traceback (most recent call last):
     fedveil.errors.UserError: Clip: norm is -1.0; it must be a number above 0.
     """
-    name = part if isinstance(part, str) else type(part).__name__
     if not holds:
-        raise UserError(f"{name}: {field} is {value!r}; it must be {wanted}.")
+        name = part if isinstance(part, str) else type(part).__name__
+        raise UserError(f"{name}: {field} is {told(value)}; it must be {wanted}.")
+
+
+def number(value: object) -> bool:
+    """Whether a value is a number, of Python or NumPy; true and false are none."""
+    if isinstance(value, bool | np.complexfloating) or (
+        isinstance(value, int) and abs(value) > HUGE
+    ):
+        return False
+    return isinstance(value, int | float | np.number)
+
+
+def numbers(part: object, field: str, values: object) -> None:
+    """A tuple of numbers."""
+    listed = isinstance(values, tuple) and all(map(number, values))
+    check(part, field, values, listed, "a tuple of numbers, such as (0.1, 0.2)")
+
+
+def one_of(part: object, field: str, value: object, *choices: str) -> None:
+    """One of a few words."""
+    known = isinstance(value, str) and value in choices
+    check(part, field, value, known, " or ".join(map(repr, choices)))
 
 
 def positive(part: object, field: str, value: float) -> None:
     """0 < value < ∞."""
-    check(part, field, value, 0 < value < math.inf, "a number above 0")
+    check(part, field, value, number(value) and 0 < value < math.inf, "a number above 0")
 
 
 def not_negative(part: object, field: str, value: float) -> None:
     """0 ≤ value < ∞."""
-    check(part, field, value, 0 <= value < math.inf, "0 or a number above it")
+    check(part, field, value, number(value) and 0 <= value < math.inf, "0 or a number above it")
 
 
 def fraction(part: object, field: str, value: float) -> None:
     """0 ≤ value < 1."""
-    check(part, field, value, 0 <= value < 1, "at least 0 and below 1")
+    check(part, field, value, number(value) and 0 <= value < 1, "at least 0 and below 1")
+
+
+def share(part: object, field: str, value: float) -> None:
+    """0 < value ≤ 1."""
+    check(part, field, value, number(value) and 0 < value <= 1, "above 0 and at most 1")
 
 
 def count(part: object, field: str, value: int) -> None:
     """A whole number, at least 1."""
-    whole = not isinstance(value, bool) and value == int(value) and value >= 1
+    whole = number(value) and 1 <= value < math.inf and value == int(value)
     check(part, field, value, whole, "a whole number, at least 1")

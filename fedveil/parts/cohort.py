@@ -1,126 +1,214 @@
 """cohort: who takes part in a round, and how hidden participation amplifies privacy.
 
-`cap` is how often a unit takes part at most in a whole run. `honest` is how many honest clients are
-sure to arrive in a round whose noise the clients bring: with fewer the round is rejected.
+`cap` is the maximum participations of a unit in a run. `honest` is the least number of honest
+clients that arrive in a round with noise at the clients. With fewer, the round is aborted.
 """
 
 from __future__ import annotations
 
+import functools
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
+import torch
 
+from fedveil.accounting import events
+from fedveil.accounting.norms import Adjacency
 from fedveil.errors import UserError
-from fedveil.parts.checks import check, count
-from fedveil.privacy import events
-from fedveil.privacy.norms import Adjacency
+from fedveil.parts.checks import check, count, share
+from fedveil.parts.part import Begin, Part, Tensors
 
-Taken = np.ndarray | None  # how often each unit has taken part, where that matters
+if TYPE_CHECKING:
+    from fedveil.recipe import Recipe
+
+NOT_YET = (3e-7, 1e-8, 1e-10, 1e-13)  # probabilities of not reaching a cap that are set aside
 
 
-class Cohort(Protocol):
-    """Draws a round's cohort and states what drawing it is worth."""
+class Cohort(Part, ABC):
+    """Draws the cohort of a round, and accounts for its amplification."""
 
-    @property
-    def adjacency(self) -> Adjacency:
-        """The neighbours under which `amplify` is a theorem."""
+    claims: ClassVar = (
+        "describe", "amplify", "adjacency", "fixed", "min_honest", "redrawn", "until_cap",
+        "independent", "coin", "with_size", "with_population", "spaced", "separation", "cyclic",
+    )  # fmt: skip
 
-    @property
-    def fixed(self) -> bool:
-        """Whether the number of participants is the same in every round."""
+    adjacency: Adjacency = "zero-out"  # for which `amplify` is proved
+    fixed: bool = False  # whether the number of participants is the same in every round
+    cap: int | None = None  # maximum participations of a unit; None for no limit
+    honest: int | None = None  # least number of honest clients; None: see `min_honest`
+    independent: bool = False  # whether units are drawn independently of each other
+    spaced: bool = False  # whether it keeps `separation`, which correlated noise relies on
+    separation: int | None = None  # least number of rounds between two participations of a unit
+    cyclic: bool = False  # whether units take turns, so that coins amplify banded noise
 
-    @property
-    def cap(self) -> int | None:
-        """How often a unit takes part at most; None for no limit."""
-
-    @property
-    def honest(self) -> int | None:
-        """How many honest clients are sure to arrive; None for what the cohort itself promises."""
-
+    @abstractmethod
     def expected(self, population: int) -> float:
-        """The public denominator: how many take part on average."""
+        """The public denominator: the expected number of participants."""
 
-    def sure(self, population: int) -> int:
-        """How many honest clients' noise a released sum holds at least."""
+    @abstractmethod
+    def draw(
+        self, population: int, rng: np.random.Generator, state: Tensors | None = None
+    ) -> np.ndarray:
+        """Indexes of the participants, ascending; with a cap, `state` counts participations."""
 
-    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
-        """Indexes of the participants, ascending."""
+    def min_honest(self, population: int) -> int:
+        """The least number of honest clients whose noise is in a released sum: the unit's own."""
+        return self.honest or 1
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        """The event as seen by one who does not know who took part."""
+        """The event in a view that hides who took part. [default: not amplified]"""
+        return event
+
+    def coin(self, population: int) -> float | None:
+        """A unit's probability of being drawn, if rounds are independent; else None."""
+        return None
+
+    def initial_state(self, begin: Begin) -> Tensors:
+        """The participations of each unit, if there is a cap."""
+        if self.cap is None:
+            return {}
+        return {"taken": torch.zeros(begin.population, dtype=torch.int64)}
+
+    def step(self, state: Tensors, drawn: np.ndarray) -> Tensors:
+        """The state after a draw: one more participation for each drawn unit."""
+        if "taken" not in state:
+            return state
+        taken = state["taken"].clone()
+        taken[torch.from_numpy(drawn)] += 1
+        return {**state, "taken": taken}
+
+    def describe(self, unit: str, population: int) -> str:
+        """How units are sampled, for the statement; `population` is 0 if unknown."""
+        expected = self.expected(population or 1)
+        often = f"{expected:g} times the number of {unit}s on average"
+        if population:
+            often = f"{expected:g} of {population:,} {unit}s on average"
+        return f"{self!r}: {often} per round{self._capped()}, according to the cohort itself."
+
+    def _capped(self) -> str:
+        return "" if self.cap is None else f", at most {self.cap} times per run"
+
+    def redrawn(self, rounds: int) -> Cohort:
+        """The cohort to account for after a number of rounds were lost and drawn again."""
+        return self if self.cap is None or not rounds else Stranded(self)
+
+    def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
+        """Shorter compositions of sampled rounds that a cap allows. [default: none]"""
+        return ()
+
+    def planned(self, population: int) -> Cohort:
+        """This cohort with everything fixed that follows from the number of units."""
+        return self
+
+    def found_as(self, saved: Cohort) -> Cohort:
+        """This cohort with what `planned` fixed in a saved one."""
+        return self
+
+    def with_size(self, size: float, population: int) -> Cohort | None:
+        """The same kind of cohort with another expected size; None if unknown."""
+        return None
+
+    def with_population(self, factor: float) -> Cohort:
+        """The same share of a population that is `factor` times as large."""
+        return self
+
+    def with_honest(self, honest: int) -> Cohort:
+        """The same cohort, of whom at least this many add their noise."""
+        raise UserError(
+            f"Cohort {type(self).__name__} does not define `with_honest`. Give `honest` itself."
+        )
+
+    def misfit(self, recipe: Recipe) -> str | None:
+        """With noise at the server, an aborted round would show how many clients arrived."""
+        if self.honest is None or recipe.noise.at == "client":
+            return None
+        return (
+            f"cohort {type(self).__name__} with honest and noise {type(recipe.noise).__name__} at "
+            "the server do not fit: an aborted round would show how many clients arrived. Use "
+            "noise at the clients, or remove honest."
+        )
 
 
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(Cohort):
     """S_k = {1..n}.  No amplification."""
 
     honest: int | None = None
+    adjacency = "zero-out"  # the number of units is public, so a unit is zeroed out, not removed
     fixed = True
     cap = None
+    independent = True
+    spaced = True
+    separation = 1
 
     def __post_init__(self) -> None:
         _check_honest(self, self.honest)
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """Zero-out: how many there are is public, so a unit is blanked out, not removed."""
-        return "zero-out"
 
     def expected(self, population: int) -> float:
         """n."""
         return float(population)
 
-    def sure(self, population: int) -> int:
-        """All, unless fewer are trusted."""
+    def min_honest(self, population: int) -> int:
+        """All units, unless fewer are trusted."""
         return _at_most(self, self.honest or population, population)
 
-    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
-        """All of them."""
+    def draw(
+        self, population: int, rng: np.random.Generator, state: Tensors | None = None
+    ) -> np.ndarray:
+        """All units."""
         return np.arange(population)
 
-    def amplify(self, event: events.Round, population: int) -> events.Round:
-        """Nothing is hidden, so nothing is gained."""
-        return event
+    def describe(self, unit: str, population: int) -> str:
+        """All units."""
+        return f"Every {unit} takes part in every round."
+
+    def with_population(self, factor: float) -> Everyone:
+        """Everyone, with the same share of honest clients."""
+        return Everyone(None if self.honest is None else whole_size(self.honest * factor))
+
+    def with_honest(self, honest: int) -> Everyone:
+        """Everyone, of whom fewer are trusted."""
+        return Everyone(honest)
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Cohort):
     """i ∈ S_k independently with probability rate.  Amplifies under add-remove adjacency.
 
-    A cohort may be empty: its round then releases noise alone, and is charged.
+    A cohort may be empty. Its round then releases noise only, and is charged.
     """
 
     rate: float
     cap: int | None = None
     honest: int | None = None
+    adjacency = "add-remove"
     fixed = False
+    independent = True
 
     def __post_init__(self) -> None:
-        check(self, "rate", self.rate, 0 < self.rate <= 1, "above 0 and at most 1")
-        _check_cap(self, self.cap)
+        share(self, "rate", self.rate)
+        check_cap(self, self.cap)
         _check_honest(self, self.honest)
 
-    @property
-    def adjacency(self) -> Adjacency:
-        """Add-remove."""
-        return "add-remove"
-
     def expected(self, population: int) -> float:
-        """q·n, whoever came."""
+        """q·n, whoever arrives."""
         return self.rate * population
 
-    def sure(self, population: int) -> int:
-        """None but the unit itself, unless rounds with fewer are rejected."""
+    def min_honest(self, population: int) -> int:
+        """Only the unit itself, unless rounds with fewer than `honest` are aborted."""
         return _at_most(self, self.honest or 1, population)
 
-    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
-        """One coin for each unit; it does not count for one that has taken part often enough."""
+    def draw(
+        self, population: int, rng: np.random.Generator, state: Tensors | None = None
+    ) -> np.ndarray:
+        """One coin per unit. A unit that has reached the cap is not drawn."""
         comes = rng.random(population) < self.rate
-        return np.flatnonzero(comes & _may(population, self.cap, taken))
+        return np.flatnonzero(comes & below_cap(population, self.cap, state))
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        """Poisson subsampling; a cap looks at the unit's own past coins only."""
+        """Poisson subsampling. A cap depends only on the unit's own past coins."""
         if isinstance(event, events.Proven):
             return events.Proven(tuple(self.amplify(way, population) for way in event.ways))
         if isinstance(event, events.Dominated):
@@ -129,48 +217,86 @@ class Poisson:
             return events.PoissonSampled(self.rate, event)
         return event
 
+    def coin(self, population: int) -> float:
+        """The rate. A cap depends only on the unit's own past coins."""
+        return self.rate
+
+    def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
+        """The sampled rounds after which a unit has reached its cap with high probability.
+
+        It takes part in no later round, except with the probability that is set aside.
+        """
+        event, cap = hidden.event, self.cap
+        if cap is None or not isinstance(event, events.PoissonSampled):
+            return ()
+        found = ((chance, rounds_until(event.rate, cap, chance)) for chance in NOT_YET)
+        return tuple(
+            events.Composed(events.Dominated(event, distance=chance / rounds), rounds, hidden.first)
+            for chance, rounds in found
+            if rounds < hidden.count
+        )
+
+    def describe(self, unit: str, population: int) -> str:
+        """The rate and the cap."""
+        often = f"takes part in a round with probability {self.rate:g}"
+        return f"Poisson: each {unit} {often}{self._capped()}."
+
+    def redrawn(self, rounds: int) -> Poisson:
+        """Rounds that were drawn again count in addition to the cap."""
+        return self if self.cap is None else replace(self, cap=self.cap + rounds)
+
+    def with_size(self, size: float, population: int) -> Poisson:
+        """Another rate."""
+        return replace(self, rate=min(size / population, 1.0))
+
+    def with_honest(self, honest: int) -> Poisson:
+        """The same rate; rounds with fewer are aborted."""
+        return replace(self, honest=honest)
+
+    def with_population(self, factor: float) -> Poisson:
+        """The same rate."""
+        return replace(self, honest=self.honest and whole_size(self.honest * factor))
+
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(Cohort):
     """S_k: `clients` drawn uniformly without replacement.  Amplifies under replace-one.
 
-    Of those who may take part, if there is a cap; there can be fewer than `clients` of them.
+    With a cap, they are drawn from the units below it, which can be fewer than `clients`.
     """
 
     clients: int
     cap: int | None = None
     honest: int | None = None
+    adjacency = "replace-one"
     fixed = True
 
     def __post_init__(self) -> None:
         count(self, "clients", self.clients)
-        _check_cap(self, self.cap)
+        check_cap(self, self.cap)
         _check_honest(self, self.honest)
         if self.honest is not None:
             enough = self.honest <= self.clients
             check(self, "honest", self.honest, enough, f"at most clients = {self.clients}")
 
-    @property
-    def adjacency(self) -> Adjacency:
-        """Replace-one."""
-        return "replace-one"
-
     def expected(self, population: int) -> float:
         """The fixed size."""
         return float(_at_most(self, self.clients, population))
 
-    def sure(self, population: int) -> int:
+    def min_honest(self, population: int) -> int:
         """All of the cohort, unless fewer are trusted."""
         return self.honest or self.clients
 
-    def draw(self, population: int, rng: np.random.Generator, taken: Taken = None) -> np.ndarray:
+    def draw(
+        self, population: int, rng: np.random.Generator, state: Tensors | None = None
+    ) -> np.ndarray:
         """A uniform subset."""
-        may = np.flatnonzero(_may(population, self.cap, taken))
+        may = np.flatnonzero(below_cap(population, self.cap, state))
         size = min(int(self.expected(population)), len(may))
         return np.sort(rng.choice(may, size=size, replace=False))
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        """Subsampling without replacement; a cap makes draws depend on earlier ones and ends it."""
+        """Subsampling without replacement. With a cap, draws depend on each other: none."""
         if isinstance(event, events.Proven):
             return events.Proven(tuple(self.amplify(way, population) for way in event.ways))
         if self.cap is not None:
@@ -181,22 +307,106 @@ class FixedSize:
             return events.SampledWithoutReplacement(self.clients, population, event)
         return event
 
+    def coin(self, population: int) -> float | None:
+        """The share that is drawn; None with a cap, where it depends on the other units' coins."""
+        return None if self.cap is not None else self.expected(population) / population
+
+    def describe(self, unit: str, population: int) -> str:
+        """The size and the cap."""
+        drawn = f"{self.clients} {unit}s per round, drawn without replacement"
+        return f"Fixed size: {drawn}{self._capped()}."
+
+    def redrawn(self, rounds: int) -> FixedSize:
+        """Rounds that were drawn again count in addition to the cap."""
+        return self if self.cap is None else replace(self, cap=self.cap + rounds)
+
+    def with_size(self, size: float, population: int) -> FixedSize:
+        """Another size, in whole clients."""
+        return replace(self, clients=whole_size(size))
+
+    def with_honest(self, honest: int) -> FixedSize:
+        """The same size, of whom fewer are trusted."""
+        return replace(self, honest=honest)
+
+    def with_population(self, factor: float) -> FixedSize:
+        """The same share of the population."""
+        honest = self.honest and whole_size(self.honest * factor)
+        return replace(self, clients=whole_size(self.clients * factor), honest=honest)
+
+
+@dataclass(frozen=True, repr=False)
+class Stranded(Cohort):
+    """A capped user-defined cohort after a crash: no promise over a whole run counts.
+
+    How it enforces its cap is unknown, and so is whether its amplification relies on the cap. A
+    unit may therefore take part in every round, and sampling does not amplify.
+    """
+
+    stranger: Cohort
+    cap = None
+
+    def __post_init__(self) -> None:
+        for name in ("adjacency", "fixed", "honest"):
+            object.__setattr__(self, name, getattr(self.stranger, name))
+
+    def expected(self, population: int) -> float:
+        """As before the crash."""
+        return self.stranger.expected(population)
+
+    def min_honest(self, population: int) -> int:
+        """As before the crash."""
+        return self.stranger.min_honest(population)
+
+    def draw(
+        self, population: int, rng: np.random.Generator, state: Tensors | None = None
+    ) -> np.ndarray:
+        """As before the crash."""
+        return self.stranger.draw(population, rng, state)
+
+    def __repr__(self) -> str:
+        return f"{self.stranger!r}, of which rounds were lost in a crash"
+
 
 def _sampled(event: events.Dominated, by: events.Round, rate: float) -> events.Round:
-    """A sampled pair dominates the sampled release, and escapes only where the unit is drawn."""
+    """A sampled pair dominates the sampled release, and escapes only if the unit is drawn."""
     if isinstance(by, events.PoissonSampled | events.SampledWithoutReplacement):
         return replace(event, by=by, escape=rate * event.escape)
     return event
 
 
-def _may(population: int, cap: int | None, taken: Taken) -> np.ndarray:
-    """Who has not taken part `cap` times yet."""
-    if cap is None or taken is None:
+def below_cap(population: int, cap: int | None, state: Tensors | None) -> np.ndarray:
+    """The units that are below their cap."""
+    if cap is None or not state:
         return np.ones(population, dtype=bool)
-    return taken < cap
+    return state["taken"].numpy() < cap
 
 
-def _check_cap(cohort: object, cap: int | None) -> None:
+def whole_size(number: float) -> int:
+    """A whole number of clients, at least 1."""
+    return max(1, round(number))
+
+
+@functools.lru_cache(maxsize=256)
+def rounds_until(rate: float, cap: int, chance: float) -> int:
+    """The least number of rounds with P(Bin(rounds, rate) < cap) ≤ chance.
+
+    >>> rounds_until(0.5, 1, 0.001), rounds_until(0.1, 5, 1e-9)
+    (10, 301)
+    """
+    from scipy.special import bdtr
+
+    low, high = 0, cap
+    while bdtr(cap - 1, high, rate) * (1 + 1e-6) > chance:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = bdtr(cap - 1, middle, rate) * (1 + 1e-6) <= chance
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def check_cap(cohort: object, cap: int | None) -> None:
+    """None, or a whole number, at least 1."""
     if cap is not None:
         count(cohort, "cap", cap)
 
@@ -209,7 +419,7 @@ def _check_honest(cohort: object, honest: int | None) -> None:
 def _at_most(cohort: object, clients: int, population: int) -> int:
     if clients > population:
         raise UserError(
-            f"{type(cohort).__name__} asks for {clients} clients a round, but there are only "
-            f"{population}; ask for at most {population}."
+            f"{type(cohort).__name__} needs {clients} clients per round, but there are only "
+            f"{population}. Use at most {population}."
         )
     return clients

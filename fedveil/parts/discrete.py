@@ -1,14 +1,14 @@
-"""noise of whole grid steps that each client adds to its own message, of finitely many bits.
+"""Integer noise, in grid steps, that each client adds to its own message of finitely many bits.
 
-The laws are exact: masses are whole numbers (`samplers`), and every claimed (ε, δ) is checked by
-enumeration for small dimensions (tests/parts/test_discrete.py).
+The distributions are exact: masses are integers (`samplers`), and every claimed (ε, δ) is checked
+by enumeration for small dimensions (tests/unit/parts/test_discrete.py).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,54 +16,63 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.accounting import events, integers
+from fedveil.accounting.norms import Norms
+from fedveil.accounting.rounding import short
 from fedveil.errors import UserError
-from fedveil.parts.checks import check, count, positive
-from fedveil.parts.noise import Noise, Place, Share, settled_amount
-from fedveil.privacy import events, integers
-from fedveil.privacy.norms import Norms
-from fedveil.samplers import Table, binomial_table, gaussian_table, laplace_table
+from fedveil.parts.checks import check, count, number, positive
+from fedveil.parts.noise import Noise, Place, Share, calibrated_amount, grid_of
+from fedveil.random.samplers import SamplingTable, binomial_table, gaussian_table, laplace_table
 
-WIDTHS, BEYOND = 10.0, 4e-22  # deviations of a binomial, and a bound on its mass beyond them
-FAR = 24.0  # deviations beyond which nothing can be seen of tails that are looked at
+WIDTHS, BEYOND = 10.0, 4e-22  # standard deviations of a binomial, and its mass beyond them
+FAR = 24.0  # standard deviations beyond which tails are negligible
 
 
-class _OnMessages(ABC):
-    """Noise that each message carries; the server adds none."""
+class _OnMessages(Noise):
+    """Noise in each message. The server adds none."""
 
+    at: Place = "client"
     needs_grid = True
     on_messages = True
     adds_up = True
 
-    @property
-    def at(self) -> Place:
-        """The clients."""
-        return "client"
-
     @abstractmethod
-    def table(self, message: Norms) -> Table:
-        """The law of one coordinate's noise."""
+    def table(self, message: Norms) -> SamplingTable:
+        """The distribution of the noise of one coordinate."""
 
-    def reach(self, message: Norms) -> int:
-        """The largest step of the law."""
+    def max_magnitude(self, message: Norms) -> int:
+        """The largest value of the distribution, in grid steps."""
         return self.table(message).high
 
     def draw(
         self, message: Norms, arrived: int, expected: float, rng: np.random.Generator
     ) -> Tensor:
-        """Nothing: it is in the messages."""
+        """Zero, because the noise is in the messages."""
         return torch.zeros(message.dim, dtype=torch.int64)
 
     def each(self, message: Norms, rng: np.random.Generator) -> np.ndarray:
         """An independent draw for each coordinate."""
         return self.table(message).draw(message.dim, rng)
 
+    @abstractmethod
+    def variance(self, message: Norms) -> float:
+        """E[y²] of one coordinate of one message, in grid steps squared."""
+
+    def deviation_of_sum(self, message: Norms, expected: float, surplus: float) -> float:
+        """The standard deviation for the expected number of messages."""
+        return grid_of(message) * math.sqrt(self.variance(message) * expected)
+
+    def secured(self) -> Noise:
+        """Unchanged: it is already integers."""
+        return self
+
 
 @dataclass(frozen=True)
 class TruncatedDiscreteLaplace(_OnMessages):
     """P(y) ∝ exp(−α|y|) on {−m..m}, in grid steps, on each message.  Das et al. 2021, eq. 3.
 
-    With Δ in grid steps a message is (αΔ₁, δ)-DP, where δ is the chance that any coordinate
-    leaves the support; it is not 2^−dim, as the paper has it (docs/privacy.md, "TDL").
+    With Δ in grid steps, a message is (αΔ₁, δ)-DP, where δ is the probability that any coordinate
+    leaves the support. It is not 2^−dim, as the paper claims (docs/privacy.md, "TDL").
     """
 
     alpha: float | None = None
@@ -72,28 +81,31 @@ class TruncatedDiscreteLaplace(_OnMessages):
 
     def __post_init__(self) -> None:
         if (self.alpha is None) != (self.support is None):
-            raise UserError("TruncatedDiscreteLaplace: give both alpha and support, or neither.")
+            raise UserError(
+                "TruncatedDiscreteLaplace: only one of alpha and support is given. Give both, or "
+                "neither."
+            )
         if self.alpha is not None and self.support is not None:
             positive(self, "alpha", self.alpha)
             count(self, "support", self.support)
 
     @property
-    def settled(self) -> bool:
-        """Whether alpha and support are known."""
+    def calibrated(self) -> bool:  # type: ignore[override]
+        """Whether alpha and support are given."""
         return self.alpha is not None
 
     def amount(self, message: Norms) -> tuple[float, int]:
         """(α, m)."""
-        return settled_amount(self, self.alpha), settled_amount(self, self.support)
+        return calibrated_amount(self, self.alpha), calibrated_amount(self, self.support)
 
     def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
-        """α = 1/(level·Δ₂), and the least support that escapes with at most half of delta."""
+        """α = 1/(level·Δ₂), and the least support with an escape of at most half of delta."""
         steps = sensitivity.steps
         alpha = 1.0 / (level * steps.l2)
         return replace(self, alpha=alpha, support=_least_support(alpha, steps, share.delta / 2))
 
-    def table(self, message: Norms) -> Table:
-        """The law of one coordinate's noise."""
+    def table(self, message: Norms) -> SamplingTable:
+        """The distribution of the noise of one coordinate."""
         return laplace_table(*self.amount(message))
 
     def masses(self, message: Norms) -> np.ndarray:
@@ -108,9 +120,9 @@ class TruncatedDiscreteLaplace(_OnMessages):
         return top / ((1 - e) ** 2 * ((1 - e) + 2 * e * (1 - tail)))
 
     def event(
-        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+        self, message: Norms, sensitivity: Norms, noise_shares: float, expected: float
     ) -> events.Release:
-        """(αΔ₁, δ) of one message, or its Rényi divergences; others' noise is not counted."""
+        """(αΔ₁, δ) of one message, or its Rényi divergences. Noise of others is not counted."""
         alpha, m = self.amount(message)
         steps = sensitivity.steps
         escape = _laplace_escape(alpha, m, steps)
@@ -132,13 +144,18 @@ class TruncatedDiscreteLaplace(_OnMessages):
             )
         )
 
+    def describe(self) -> str:
+        """α and the support."""
+        alpha = calibrated_amount(self, self.alpha)
+        return f"Truncated discrete Laplace, α = {alpha:.4g}, on ±{self.support} grid steps"
+
 
 @dataclass(frozen=True)
 class PublishedLaplace(TruncatedDiscreteLaplace):
     """TDL with the α and m of Das et al. 2021, Thm. 1 with eq. 6: *not private as claimed*.
 
-    For reproduction alone: it states no guarantee and meets no budget, and its sentence gives the
-    true δ of a message beside the claimed 2^−dim. `epsilon` is the paper's, per message and round.
+    For reproduction only: it claims no guarantee and meets no budget. Its statement gives the true
+    δ of a message next to the claimed 2^−dim. `epsilon` is the paper's, per message and round.
     """
 
     epsilon: float = 10.0
@@ -152,8 +169,8 @@ class PublishedLaplace(TruncatedDiscreteLaplace):
             check(self, name, value, value is None, "left out: it follows from epsilon and mu")
 
     @property
-    def settled(self) -> bool:
-        """Always: it follows from the dimension."""
+    def calibrated(self) -> bool:  # type: ignore[override]
+        """Always, because its amount follows from the dimension."""
         return True
 
     def amount(self, message: Norms) -> tuple[float, int]:
@@ -165,27 +182,31 @@ class PublishedLaplace(TruncatedDiscreteLaplace):
         return alpha, max(math.ceil(-math.log(inside) / alpha), 1)
 
     def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
-        """Refused: no budget is met by it."""
+        """Refused, because it meets no budget."""
         raise UserError(
-            "PublishedLaplace is not private as claimed, so it cannot meet a budget; "
-            "use calibration='exact'."
+            "PublishedLaplace is not private as claimed, so it cannot meet a budget. Use "
+            "calibration='exact'."
         )
 
     def true_delta(self, message: Norms, sensitivity: Norms) -> float:
-        """The δ of one message at its own ε = αΔ₁: the chance that a coordinate escapes."""
+        """The δ of one message at its own ε = αΔ₁: the probability that a coordinate escapes."""
         return _laplace_escape(*self.amount(message), sensitivity.steps)
 
     def event(
-        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+        self, message: Norms, sensitivity: Norms, noise_shares: float, expected: float
     ) -> events.Release:
-        """ε = ∞, with the true δ beside the claimed one."""
+        """ε = ∞, with the true δ next to the claimed one."""
         _, m = self.amount(message)
         once = float(self.masses(message)[-1])
         return events.NonPrivate(
-            f"QTDL with the published m = {m} is not private as claimed: a message's δ is "
-            f"{self.true_delta(message, sensitivity):.2g} in truth ({once:.2g} if a single "
-            f"coordinate moves by a single level), not 2^-{message.dim} as Das et al. 2021 have it"
+            f"QTDL with the published m = {m} is not private as claimed: the true δ of a message "
+            f"is {short(self.true_delta(message, sensitivity), 2)} ({short(once, 2)} if a single "
+            f"coordinate changes by one level), not 2^-{message.dim} as in Das et al. 2021"
         )
+
+    def describe(self) -> str:
+        """The distribution, and that it is not private as claimed."""
+        return "Truncated discrete Laplace as published, which is not private as claimed"
 
 
 @dataclass(frozen=True)
@@ -196,32 +217,45 @@ class Binomial(_OnMessages):
 
     def __post_init__(self) -> None:
         if self.trials is not None:
-            even = self.trials >= 2 and self.trials % 2 == 0
+            even = number(self.trials) and self.trials >= 2 and self.trials % 2 == 0
             check(self, "trials", self.trials, even, "an even whole number, at least 2")
 
     @property
-    def settled(self) -> bool:
-        """Whether the number of trials is known."""
+    def calibrated(self) -> bool:  # type: ignore[override]
+        """Whether the number of trials is given."""
         return self.trials is not None
 
     def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
-        """The least even N with √N/2 ≥ level·C/√expected: the sum's deviation is level·C."""
+        """The least even N with √N/2 ≥ level·C/√expected: the sum has deviation level·C."""
         deviation = level * message.steps.l2 / math.sqrt(share.expected)
         return replace(self, trials=max(2 * math.ceil(2 * deviation**2), 2))
 
-    def table(self, message: Norms) -> Table:
-        """The law of one coordinate's noise."""
-        return binomial_table(settled_amount(self, self.trials))
+    def table(self, message: Norms) -> SamplingTable:
+        """The distribution of the noise of one coordinate."""
+        return binomial_table(calibrated_amount(self, self.trials))
 
-    def variance(self) -> float:
+    def variance(self, message: Norms) -> float:
         """N/4 in grid steps squared."""
-        return settled_amount(self, self.trials) / 4
+        return calibrated_amount(self, self.trials) / 4
+
+    def describe(self) -> str:
+        """The number of trials."""
+        return f"Binomial with {self.trials} trials"
+
+    def stand_in(self) -> Noise:
+        """A discrete Gaussian with the same standard deviation."""
+        return DiscreteGaussian()
+
+    def like(self, stand_in: Noise) -> Noise:
+        """The least even number of trials with that standard deviation."""
+        assert isinstance(stand_in, DiscreteGaussian)
+        return Binomial(max(2 * math.ceil(2 * calibrated_amount(self, stand_in.sigma) ** 2), 2))
 
     def event(
-        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+        self, message: Norms, sensitivity: Norms, noise_shares: float, expected: float
     ) -> events.Release:
-        """The Gaussian that dominates Bin(summands·N, ½), or its Rényi divergences beside it."""
-        trials = settled_amount(self, self.trials) * max(int(summands), 1)
+        """The Gaussian that dominates Bin(h·N, ½) for h noise shares, or its Rényi divergences."""
+        trials = calibrated_amount(self, self.trials) * max(int(noise_shares), 1)
         steps = sensitivity.steps
         masses = binomial_masses(trials)
         escape = integers.escape(masses, steps)
@@ -230,7 +264,7 @@ class Binomial(_OnMessages):
                 f"binomial noise of {trials} trials does not cover messages that can differ by "
                 f"{steps.linf} steps"
             )
-        error = max(int(summands), 1) * message.dim * (_error(binomial_reach(trials)) + BEYOND)
+        error = max(int(noise_shares), 1) * message.dim * (_error(binomial_reach(trials)) + BEYOND)
         normal = integers.dominating(_binomial_steps(trials), steps)
         ways = _dominated(normal, error)
         if normal and _as_good_as_gaussian(normal[0], math.sqrt(trials) / 2 / steps.l2):
@@ -244,9 +278,9 @@ class Binomial(_OnMessages):
 class DiscreteGaussian(_OnMessages):
     """P(y) ∝ exp(−y²/(2σ²)) on {−m..m}, in grid steps, on each message.
 
-    Without the cut at m a message is Δ₂²/(2σ²)-concentrated (Canonne et al. 2020,
-    Thm. 4), and a sum of h of them nearly Δ₂²/(2hσ²) (Kairouz et al. 2021, Thm. 1); the cut's
-    mass is in δ (docs/privacy.md, "Discrete Gaussian").
+    Without truncation at m, a message is Δ₂²/(2σ²)-concentrated (Canonne et al. 2020, Thm. 4), and
+    a sum of h messages is nearly Δ₂²/(2hσ²)-concentrated (Kairouz et al. 2021, Thm. 1). The
+    truncated mass is in δ (docs/privacy.md, "Discrete Gaussian").
     """
 
     sigma: float | None = None
@@ -254,36 +288,40 @@ class DiscreteGaussian(_OnMessages):
 
     def __post_init__(self) -> None:
         if (self.sigma is None) != (self.support is None):
-            raise UserError("DiscreteGaussian: give both sigma and support, or neither.")
+            raise UserError(
+                "DiscreteGaussian: only one of sigma and support is given. Give both, or neither."
+            )
         if self.sigma is not None and self.support is not None:
             positive(self, "sigma", self.sigma)
             count(self, "support", self.support)
 
     @property
-    def settled(self) -> bool:
-        """Whether sigma and support are known."""
+    def calibrated(self) -> bool:  # type: ignore[override]
+        """Whether sigma and support are given."""
         return self.sigma is not None
 
     def scaled(self, level: float, message: Norms, sensitivity: Norms, share: Share) -> Noise:
-        """σ = level·C/√expected: the sum's deviation is level·C; the cut takes 1% of delta."""
+        """σ = level·C/√expected: the sum has deviation level·C. Truncation takes 1% of delta."""
         sigma = level * message.steps.l2 / math.sqrt(share.expected)
         draws = message.dim * max(share.expected, 1.0)
         distance = share.delta / 100 / (1 + math.exp(share.epsilon)) / draws
         return replace(self, sigma=sigma, support=_least_cut(sigma, distance))
 
-    def table(self, message: Norms) -> Table:
-        """The law of one coordinate's noise."""
-        return gaussian_table(settled_amount(self, self.sigma), settled_amount(self, self.support))
+    def table(self, message: Norms) -> SamplingTable:
+        """The distribution of the noise of one coordinate."""
+        return gaussian_table(
+            calibrated_amount(self, self.sigma), calibrated_amount(self, self.support)
+        )
 
     def event(
-        self, message: Norms, sensitivity: Norms, summands: float, expected: float
+        self, message: Norms, sensitivity: Norms, noise_shares: float, expected: float
     ) -> events.Release:
-        """α·Δ₂²/(2hσ²) for h summands, what their sum lacks of a discrete Gaussian, and the cut.
+        """α·Δ₂²/(2hσ²) for h noise shares, the distance to a discrete Gaussian, and truncation.
 
-        Or the Gaussian that dominates it.
+        Or the Gaussian that dominates the sum.
         """
-        sigma, m = settled_amount(self, self.sigma), settled_amount(self, self.support)
-        holds = max(int(summands), 1)
+        sigma, m = calibrated_amount(self, self.sigma), calibrated_amount(self, self.support)
+        holds = max(int(noise_shares), 1)
         orders = integers.ALPHAS[:, 0]
         concentrated = orders * sensitivity.steps.l2**2 / (2 * holds * sigma**2)
         roughness = message.dim * sum_roughness(sigma, holds)
@@ -293,19 +331,31 @@ class DiscreteGaussian(_OnMessages):
         normal = integers.dominating(_gaussian_steps(sigma, holds), sensitivity.steps)
         return events.Proven((renyi, *_dominated(normal, renyi.distance)))
 
+    def variance(self, message: Norms) -> float:
+        """Σ y²·P(y), in grid steps squared."""
+        support = calibrated_amount(self, self.support)
+        y = np.arange(-support, support + 1, dtype=np.float64)
+        weights = np.exp(-0.5 * (y / calibrated_amount(self, self.sigma)) ** 2)
+        return float((weights * y**2).sum() / weights.sum())
 
-def sum_roughness(sigma: float, summands: int) -> float:
+    def describe(self) -> str:
+        """σ and the support."""
+        sigma = calibrated_amount(self, self.sigma)
+        return f"Discrete Gaussian, σ = {sigma:.4g}, on ±{self.support} grid steps"
+
+
+def sum_roughness(sigma: float, noise_shares: int) -> float:
     """A bound on |log P(ΣY_i = y)/P(Y = y)|, Y_i ~ N_Z(0, σ²), Y ~ N_Z(0, hσ²), for every y.
 
-    Adding the (k+1)-th compares Σ_x exp(−(x − c)²/(2v)), v = σ²k/(k+1), for two centres c, which by
-    Poisson summation lie within (1 + 2s)/(1 − 2s), s = Σ_j exp(−2π²vj²).
+    Adding the (k+1)-th compares Σ_x exp(−(x − c)²/(2v)), v = σ²k/(k+1), for two centers c. By
+    Poisson summation their ratio is within (1 + 2s)/(1 − 2s), s = Σ_j exp(−2π²vj²).
 
     >>> sum_roughness(2.0, 600) < 1e-14, sum_roughness(0.5, 1)
     (True, 0.0)
     """
-    if summands <= 1:
+    if noise_shares <= 1:
         return 0.0
-    k = np.arange(1, summands)
+    k = np.arange(1, noise_shares)
     first = np.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1))
     rest = 2 * first / (1 - first)  # at least twice the theta sum
     if rest.max() >= 1:
@@ -315,7 +365,7 @@ def sum_roughness(sigma: float, summands: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def binomial_masses(trials: int) -> np.ndarray:
-    """P(y) of Bin(N, ½) − N/2 for |y| ≤ 10 deviations, or all of them if there are fewer."""
+    """P(y) of Bin(N, ½) − N/2 for |y| ≤ 10 standard deviations, or for all y if fewer."""
     reach = binomial_reach(trials)
     y = np.arange(1, reach + 1)
     logs = np.cumsum(np.log((trials / 2 - y + 1) / (trials / 2 + y)))
@@ -324,7 +374,7 @@ def binomial_masses(trials: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=64)
-def _binomial_steps(trials: int) -> integers.Steps | None:
+def _binomial_steps(trials: int) -> integers.NormalSteps | None:
     reach = min(trials // 2, math.ceil(FAR * math.sqrt(trials) / 2))
     y = np.arange(1, min(reach, integers.MOST_VALUES) + 1)
     logs = np.cumsum(np.log((trials / 2 - y + 1) / (trials / 2 + y)))
@@ -332,14 +382,14 @@ def _binomial_steps(trials: int) -> integers.Steps | None:
 
 
 @functools.lru_cache(maxsize=64)
-def _gaussian_steps(sigma: float, summands: int) -> integers.Steps | None:
-    total = sigma * math.sqrt(summands)
+def _gaussian_steps(sigma: float, noise_shares: int) -> integers.NormalSteps | None:
+    total = sigma * math.sqrt(noise_shares)
     y = np.arange(min(math.ceil(FAR * total) + 1, integers.MOST_VALUES) + 1)
-    return integers.steps_of(-(y**2) / (2 * total**2), False, sum_roughness(sigma, summands))
+    return integers.steps_of(-(y**2) / (2 * total**2), False, sum_roughness(sigma, noise_shares))
 
 
 @functools.lru_cache(maxsize=64)
-def _laplace_steps(alpha: float, support: int) -> integers.Steps | None:
+def _laplace_steps(alpha: float, support: int) -> integers.NormalSteps | None:
     y = np.arange(min(support, integers.MOST_VALUES) + 1)
     return integers.steps_of(-alpha * y, whole=True)
 
@@ -354,12 +404,12 @@ def _dominated(
 
 
 def _as_good_as_gaussian(normal: integers.Normal, ratio: float) -> bool:
-    """Whether no Rényi bound can compare: converting one costs more than 1% of a ratio."""
+    """Whether no Rényi bound can be better: its conversion costs more than 1% of the ratio."""
     return normal.escape <= integers.ESCAPES[0] and normal.ratio >= 0.99 * ratio
 
 
 def binomial_reach(trials: int) -> int:
-    """Where `binomial_masses` ends: beyond it lies a mass under 2·exp(−2·5²), Hoeffding 1963."""
+    """The range of `binomial_masses`. The mass beyond is below 2·exp(−2·5²), Hoeffding 1963."""
     return min(trials // 2, math.ceil(WIDTHS * math.sqrt(trials) / 2))
 
 
@@ -374,7 +424,7 @@ def _laplace_escape(alpha: float, support: int, steps: Norms) -> float:
 
 
 def _error(support: int) -> float:
-    """How far a sampler of 124-bit thresholds may be from its law on −m..m (samplers.Table)."""
+    """The maximum distance of a 124-bit `SamplingTable` from its distribution on −m..m."""
     return (2 * support + 2) * 2.0**-124
 
 
@@ -389,12 +439,12 @@ def _least_cut(sigma: float, distance: float) -> int:
 
 
 def _least_support(alpha: float, steps: Norms, delta: float) -> int:
-    """The least m that escapes with at most delta."""
+    """The least m with an escape of at most delta."""
     return _least(lambda m: _laplace_escape(alpha, m, steps) <= delta, int(steps.linf))
 
 
 def _least(enough: Callable[[int], bool], start: int) -> int:
-    """The least whole number that is enough, by doubling and bisection."""
+    """The least integer that is enough, by doubling and bisection."""
     high = max(start, 1)
     while not enough(high):
         high *= 2

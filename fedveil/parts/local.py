@@ -1,33 +1,45 @@
-"""local: T_i, the steps a client takes on its own examples.
+"""local: T_i, the training steps of a client on its own examples.
 
-Every local part is a plan for one inner rule, which the engines run:
+Every local part is a plan for one update rule, which the engines run:
 
-    g ← ∇ mean loss(batch) + weight_decay·y + proximal·(y − x)
+    g ← ∇ mean loss(batch) + weight_decay·y + proximal·(y − x) + correction
     m ← momentum·m + g
     y ← y − rate·m
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedveil.errors import UserError
 from fedveil.parts.checks import count, fraction, not_negative
+from fedveil.parts.part import Part
 from fedveil.parts.schedule import Schedule
+
+if TYPE_CHECKING:
+    from fedveil.parts.bound import Bound
+    from fedveil.parts.cohort import Cohort
+    from fedveil.parts.noise import Noise
+    from fedveil.parts.quantize import Quantize
+    from fedveil.parts.report import Report
+    from fedveil.parts.server import Server
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Which examples each client uses at each step, and how far it goes.
+class LocalPlan:
+    """The batch and the learning rate of each client at each step.
 
-    `index[i, t]` are positions within client i's own examples, −1 where a batch is shorter.
-    When every step uses the same batch, `index` holds it once: [clients, 1, width].
-    A client with fewer steps than others has rate 0 in the steps it does not take.
+    `index[i, t]` are positions in client i's own examples, padded with −1. If every step uses the
+    same batch, `index` has it once: [clients, 1, width]. A client with fewer steps than others has
+    rate 0 in the remaining steps.
     """
 
     index: Tensor  # int64 [clients, steps or 1, width]
@@ -35,26 +47,27 @@ class Plan:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal: float = 0.0
+    correction: Tensor | None = None  # float32 [clients, dim], added to every gradient
 
     @property
     def steps(self) -> int:
-        """The most steps any client takes."""
+        """The maximum number of steps of a client."""
         return self.rates.shape[1]
 
     @property
     def repeated(self) -> bool:
-        """Whether all steps use one and the same batch."""
+        """Whether all steps use the same batch."""
         return self.index.shape[1] == 1
 
     def revisits(self, sizes: Tensor) -> bool:
-        """Whether clients of these sizes see their examples twice and more."""
+        """Whether clients of these sizes use their examples at least twice."""
         return int((self.index >= 0).sum()) >= 2 * int(sizes.sum())
 
     def positions(self, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Examples of each step, where client i's begin at starts[i], and how they are weighted.
+        """The examples of each step and their weights; client i's examples begin at starts[i].
 
-        [steps or 1, clients, width] both; the weights of a batch add up to 1. A shorter batch is
-        filled up with its own first example, so that no other example can disturb it.
+        Both are [steps or 1, clients, width], and the weights of a batch sum to 1. A shorter batch
+        is padded with its own first example, so that no other example can affect it.
         """
         index = self.index.transpose(0, 1)
         inside = index >= 0
@@ -62,32 +75,89 @@ class Plan:
         weights = inside / inside.sum(dim=2, keepdim=True).clamp_min(1)
         return starts[:, None] + torch.where(inside, index, first), weights
 
-    def group(self, start: int, stop: int) -> Plan:
-        """The plan of clients start..stop−1, without padding that none of them needs."""
+    @classmethod
+    def joined(cls, plans: Sequence[LocalPlan]) -> LocalPlan:
+        """The plans of several clients as one, padded to the most steps and the widest batch."""
+        steps = max(plan.steps for plan in plans)
+        width = max(plan.index.shape[2] for plan in plans)
+        times = 1 if all(plan.repeated for plan in plans) else steps
+
+        def padded(plan: LocalPlan) -> Tensor:
+            whole = plan.index if times == 1 else plan.index.expand(-1, plan.steps, -1)
+            room = (0, width - whole.shape[2], 0, times - whole.shape[1])
+            return functional.pad(whole, room, value=-1)
+
+        index = torch.cat([padded(plan) for plan in plans])
+        rates = [functional.pad(plan.rates, (0, steps - plan.steps)) for plan in plans]
+        return replace(plans[0], index=index, rates=torch.cat(rates))
+
+    def group(self, start: int, stop: int) -> LocalPlan:
+        """The plan of clients start..stop−1, without unused padding."""
         index, rates = self.index[start:stop], self.rates[start:stop]
         width = int((index >= 0).any(dim=0).sum(dim=1).max())
         steps = int((rates > 0).any(dim=0).sum())
         if not self.repeated:
             index = index[:, :steps]
-        return replace(self, index=index[:, :, :width], rates=rates[:, :steps])
+        correction = None if self.correction is None else self.correction[start:stop]
+        return replace(
+            self, index=index[:, :, :width], rates=rates[:, :steps], correction=correction
+        )
 
 
-class Local(Protocol):
-    """A plan for any number of clients, from their sizes alone."""
+class Inside(NamedTuple):
+    """The parts of one step inside a silo, whose units are its records."""
 
+    local: Local
+    cohort: Cohort
+    report: Report
+    bound: Bound
+    quantize: Quantize
+    noise: Noise
+    server: Server
+
+
+class Local(Part, ABC):
+    """A plan for any number of clients, which depends only on their sizes."""
+
+    claims: ClassVar = ("by_record",)
+
+    by_record: bool = False  # whether it is rounds over the client's records, with noise in each
+    inner_steps: int = 1  # how many such rounds
+    pull: float = 0.0  # λ, by which such rounds are pulled to the server's model
+
+    @abstractmethod
     def rate(self, round: int) -> float:
-        """The rate by which a report on the gradient scale divides."""
+        """The rate by which `PseudoGradient` divides."""
 
-    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> Plan:
-        """Batches and rates for clients of these sizes, drawn for all of them in order."""
+    @abstractmethod
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+        """Batches and rates for clients of these sizes, drawn in client order."""
+
+    @property
+    def random(self) -> bool:
+        """Whether its plans are random. If not, an update is deterministic."""
+        return True
+
+    @property
+    def listed(self) -> int | None:
+        """The number of silos, if they differ; None if all silos work alike."""
+        return None
+
+    def inside(self, silo: int, round: int, noise: Noise) -> Inside:
+        """The parts of one step inside a silo, with its share of the recipe's noise."""
+        raise UserError(f"Local {type(self).__name__} does not work record by record.")
+
+    def describe(self, silos: int) -> str:
+        """How records are sampled inside clients, for the statement."""
+        return repr(self)
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Local):
     """y ← y − η_k·g(batch), `steps` times or for `epochs` passes.  Zhang et al. 2022, Alg. 1.
 
-    Without a batch size every step uses all of the client's examples. With epochs the last batch
-    of a pass may be shorter; with steps, reshuffled passes follow each other without a gap.
+    Without a batch size, every step uses all of the client's examples. With epochs, the last batch
+    of a pass may be shorter. With steps, batches continue across reshuffled passes.
     """
 
     learning_rate: Schedule
@@ -100,7 +170,8 @@ class SGD:
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.epochs is None):
             raise UserError(
-                f"{type(self).__name__}: give either steps or epochs, the length of local work."
+                f"{type(self).__name__}: both or neither of steps and epochs are given. Give "
+                "exactly one of them."
             )
         for field in ("steps", "epochs", "batch"):
             if getattr(self, field) is not None:
@@ -113,12 +184,17 @@ class SGD:
         """No proximal term."""
         return 0.0
 
+    @property
+    def random(self) -> bool:
+        """Only with mini-batches."""
+        return self.batch is not None
+
     def rate(self, round: int) -> float:
         """η_k."""
         return self.learning_rate(round)
 
-    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> Plan:
-        """Full batches need no draw; mini-batches are cut from shuffled passes."""
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+        """Full batches without randomness, or mini-batches from shuffled passes."""
         if self.batch is None:
             index, steps = all_examples(sizes), torch.full_like(sizes, self._full_steps())
         elif self.epochs is not None:
@@ -126,7 +202,7 @@ class SGD:
         else:
             index, steps = _batches_of_steps(sizes, self._full_steps(), self.batch, rng)
         rates = _rates(steps, torch.full(sizes.shape, self.rate(round)))
-        return Plan(index, rates, self.momentum, self.weight_decay, self.proximal)
+        return LocalPlan(index, rates, self.momentum, self.weight_decay, self.proximal)
 
     def _full_steps(self) -> int:
         return self.steps or self.epochs or 1
@@ -144,12 +220,12 @@ class Proximal(SGD):
 
     @property
     def proximal(self) -> float:
-        """The strength of the pull to x."""
+        """The strength of the proximal term."""
         return self.strength
 
 
 @dataclass(frozen=True)
-class GD:
+class GD(Local):
     """T steps of γ/T on the full local loss.  Shulgin et al. 2025, Thm. 1."""
 
     learning_rate: Schedule
@@ -162,15 +238,43 @@ class GD:
         """γ, not γ/T."""
         return self.learning_rate(round)
 
-    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> Plan:
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
         """The same full batch in every step."""
         each = torch.full(sizes.shape, self.rate(round) / self.steps)
-        return Plan(all_examples(sizes), _rates(torch.full_like(sizes, self.steps), each))
+        return LocalPlan(all_examples(sizes), _rates(torch.full_like(sizes, self.steps), each))
+
+    @property
+    def random(self) -> bool:
+        """Never."""
+        return False
 
 
 @dataclass(frozen=True)
-class IncrementalGradient:
-    """One cyclic pass, γ/N on one example a step, fixed order.  Shulgin et al. 2025, App. C."""
+class MiniBatchGD(GD):
+    """T steps of γ/T on mini-batches from shuffled passes.  Shulgin et al. 2025, App. D: 32."""
+
+    batch: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count(self, "batch", self.batch)
+
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+        """T batches of min(batch, size) examples."""
+        index, steps = _batches_of_steps(sizes, self.steps, self.batch, rng)
+        return LocalPlan(
+            index, _rates(steps, torch.full(sizes.shape, self.rate(round) / self.steps))
+        )
+
+    @property
+    def random(self) -> bool:
+        """Its batches are."""
+        return True
+
+
+@dataclass(frozen=True)
+class IncrementalGradient(Local):
+    """One pass in fixed order, γ/N on one example per step.  Shulgin et al. 2025, App. C."""
 
     learning_rate: Schedule
 
@@ -178,10 +282,15 @@ class IncrementalGradient:
         """γ, not γ/N."""
         return self.learning_rate(round)
 
-    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> Plan:
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
         """Step t uses example t."""
         index = all_examples(sizes).transpose(1, 2)
-        return Plan(index, _rates(sizes, self.rate(round) / sizes))
+        return LocalPlan(index, _rates(sizes, self.rate(round) / sizes))
+
+    @property
+    def random(self) -> bool:
+        """Never."""
+        return False
 
 
 def all_examples(sizes: Tensor) -> Tensor:
@@ -211,14 +320,14 @@ def _shuffled(sizes: Tensor, passes: int, rng: np.random.Generator) -> Tensor:
 def _batches_of_epochs(
     sizes: Tensor, epochs: int, batch: int, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Each pass cut into ⌈size/batch⌉ batches; the passes of a client follow without a gap."""
+    """Each pass in ⌈size/batch⌉ batches, one pass after the other."""
     shuffled = _shuffled(sizes, epochs, rng)
     width = min(batch, shuffled.shape[2])
     per_pass = -(-shuffled.shape[2] // width) if width else 0
-    padded = torch.nn.functional.pad(
-        shuffled, (0, per_pass * width - shuffled.shape[2]), value=-1
-    ).reshape(len(sizes), epochs * per_pass, width)
-    # A small client's passes end early: move its empty batches behind its full ones.
+    padded = functional.pad(shuffled, (0, per_pass * width - shuffled.shape[2]), value=-1).reshape(
+        len(sizes), epochs * per_pass, width
+    )
+    # The passes of a small client end early: move its empty batches behind its full ones.
     empty = (padded < 0).all(dim=2).long()
     order = empty.argsort(dim=1, stable=True)
     index = torch.gather(padded, 1, order[:, :, None].expand_as(padded))
@@ -228,11 +337,11 @@ def _batches_of_epochs(
 def _batches_of_steps(
     sizes: Tensor, steps: int, batch: int, rng: np.random.Generator
 ) -> tuple[Tensor, Tensor]:
-    """`steps` batches of min(batch, size), cut from endless reshuffled passes."""
+    """`steps` batches of min(batch, size) examples from reshuffled passes."""
     each = sizes.clamp_max(batch)
     passes = int((-(-steps * each // sizes)).max()) if len(sizes) else 1
     flat = _shuffled(sizes, passes, rng).flatten(1)
-    # Squeeze out the padding, so that one pass follows the other.
+    # Remove the padding between passes.
     flat = torch.gather(flat, 1, (flat < 0).long().argsort(dim=1, stable=True))
     width = torch.arange(_largest(each))
     position = torch.arange(steps)[None, :, None] * each[:, None, None] + width

@@ -1,64 +1,96 @@
-"""quantize: put a message on a grid, so that it fits a finite number of bits.
+"""quantize: round a message to a grid, so that it fits in a finite number of bits.
 
-On a grid a message is whole numbers, the multiples of the grid step that it stands for, from the
-client to the sum; sums of whole numbers are exact.
+On a grid, a message is an integer vector of multiples of the grid step, from the client to the sum.
+Sums of integers are exact.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.accounting.norms import Norms
 from fedveil.parts.checks import check, count
-from fedveil.privacy.norms import Norms
+from fedveil.parts.part import Part
+
+if TYPE_CHECKING:
+    from fedveil.recipe import Recipe
 
 MOST_LEVELS = 2**30  # squares of steps and their sums stay within int64
-RETRIES = 40  # of a rounding that came out too long, before it is cut towards zero
+RETRIES = 40  # of a rounding with too large a norm, before it is rounded towards zero
 
 
-class Quantize(Protocol):
-    """A map of bounded messages to messages, and what it does to their norms."""
+class Quantize(Part, ABC):
+    """A map from bounded messages to quantized messages, and its effect on their norms."""
 
-    @property
-    def rows_needed(self) -> bool:
-        """Whether each message must be known, or their sum is enough."""
+    claims: ClassVar = ("rounding_variance", "on_grid")
 
+    rows_needed: bool = True  # whether it needs each message, or only their sum
+
+    @abstractmethod
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
-        """Each row on the grid, as whole numbers (int64); `bound` is what a row can be at most."""
+        """Each row on the grid, as int64 steps; `bound` has the maximum norms of a row."""
 
+    @abstractmethod
     def norms(self, bound: Norms) -> Norms:
-        """What a quantized message can be at most, and its grid."""
+        """The maximum norms of a quantized message, and its grid."""
+
+    def rounding_variance(self, message: Norms) -> float:
+        """E‖q − b‖² of random rounding, as far as it is known."""
+        return 0.0
+
+    def on_grid(self) -> Quantize:
+        """The quantization for integer noise."""
+        return self
+
+    def misfit(self, recipe: Recipe) -> str | None:
+        """It is applied only if rows are needed, and needs a bounded value."""
+        if not self.rows_needed and recipe.message(2) != recipe.bound.norms(2):
+            return (
+                f"quantize {type(self).__name__} changes the norms of a message, but "
+                "rows_needed = False, so it would never be applied. Set rows_needed = True."
+            )
+        if self.rows_needed and not recipe.bound.norms(1).bounded:
+            return (
+                f"bound {type(recipe.bound).__name__} and quantize {type(self).__name__} do not "
+                "fit: a grid needs a largest value. Use Clip, Normalize or SmoothNormalize."
+            )
+        return None
 
 
 @dataclass(frozen=True)
-class Exact:
+class NoQuantization(Quantize):
     """q = b."""
 
     rows_needed = False
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
-        """Nothing changes."""
+        """No change."""
         return rows
 
     def norms(self, bound: Norms) -> Norms:
-        """Nothing changes."""
+        """No change."""
         return bound
+
+    def on_grid(self) -> Quantize:
+        """Rounding towards zero on a fine grid, which increases no norm."""
+        return TowardZero()
 
 
 @dataclass(frozen=True)
-class StochasticRound:
+class StochasticRound(Quantize):
     """q_j = ⌊b_j/g + uniform⌋·g with g = C/s, so E[q] = b.  Das et al. 2021, Alg. 1, line 3.
 
-    ‖q‖∞ ≤ C, ‖q‖₂ ≤ C + g√d and ‖q‖₁ ≤ C√d + g·d: each coordinate moves by less than g.
+    ‖q‖∞ ≤ C, ‖q‖₂ ≤ C + g√d and ‖q‖₁ ≤ C√d + g·d, because each coordinate changes by less than g.
     """
 
     levels: int
-    rows_needed = True
 
     def __post_init__(self) -> None:
         _check_levels(self, self.levels)
@@ -69,7 +101,7 @@ class StochasticRound:
         return _rounded(_in_steps(rows, bound, self.levels), uniform, self.levels)
 
     def norms(self, bound: Norms) -> Norms:
-        """The grid's and the bound's triangle inequality."""
+        """The triangle inequality for the bound and the rounding error."""
         grid, dim = bound.linf / self.levels, bound.dim
         return Norms(
             dim,
@@ -79,29 +111,32 @@ class StochasticRound:
             grid=grid,
         )
 
+    def rounding_variance(self, message: Norms) -> float:
+        """d·g²/6, averaged over coordinates of any size."""
+        return _stochastic_variance(message)
+
 
 @dataclass(frozen=True)
-class ConditionalRound:
+class ConditionalRound(Quantize):
     """Stochastic rounding, drawn again until ‖q‖₂ ≤ √(C² + g²d/4 + g·(C + g√d/2)).
 
-    Kairouz et al. 2021, Alg. 1 with β = e^(−1/2): a draw is short enough with a chance
-    of at least 1 − β, and in high dimension ‖q‖₂ is far below StochasticRound's C + g√d. Without
-    a number of levels it is 2√d, for which ‖q‖₂ exceeds C by a few percent.
+    Kairouz et al. 2021, Alg. 1 with β = e^(−1/2): a draw satisfies the bound with probability at
+    least 1 − β, and in high dimension ‖q‖₂ is far below StochasticRound's C + g√d. The default
+    number of levels is 2√d, for which ‖q‖₂ exceeds C by a few percent.
     """
 
     levels: int | None = None
-    rows_needed = True
 
     def __post_init__(self) -> None:
         if self.levels is not None:
             _check_levels(self, self.levels)
 
     def levels_for(self, dim: int) -> int:
-        """s, of a grid C/s."""
+        """s, for the grid C/s."""
         return self.levels or math.ceil(2 * math.sqrt(dim))
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
-        """Round; a row that is too long again, from its own seed, so that grouping is no matter."""
+        """Round, and redraw a row that is too long from its own seed, whatever the grouping."""
         uniform = torch.from_numpy(rng.random((len(rows), rows.shape[1] + 1)))
         levels = self.levels_for(bound.dim)
         exact = _in_steps(rows, bound, levels)
@@ -113,38 +148,45 @@ class ConditionalRound:
         return steps
 
     def norms(self, bound: Norms) -> Norms:
-        """The bound that a draw is held to; the other norms follow from it."""
+        """The bound that every draw satisfies, and the norms that follow from it."""
         grid, root = bound.linf / self.levels_for(bound.dim), math.sqrt(bound.dim)
         spread = grid * (bound.l2 + grid * root / 2)
         l2 = math.sqrt(bound.l2**2 + grid**2 * bound.dim / 4 + spread)
         return Norms(bound.dim, l1=l2 * root, l2=l2, linf=bound.linf, grid=grid)
 
+    def rounding_variance(self, message: Norms) -> float:
+        """d·g²/6, averaged over coordinates of any size."""
+        return _stochastic_variance(message)
+
 
 @dataclass(frozen=True)
-class TowardZero:
-    """q_j = trunc(b_j/g)·g with g = C/s: |q_j| ≤ |b_j|, so no norm grows.
+class TowardZero(Quantize):
+    """q_j = trunc(b_j/g)·g with g = C/s: |q_j| ≤ |b_j|, so no norm increases.
 
-    Biased by less than g a coordinate; meant for grids about as fine as float32.
+    The bias is less than g per coordinate. It is meant for grids about as fine as float32.
     """
 
     levels: int = 2**24
-    rows_needed = True
 
     def __post_init__(self) -> None:
         _check_levels(self, self.levels)
 
     def __call__(self, rows: Tensor, bound: Norms, rng: np.random.Generator) -> Tensor:
-        """Cut what is below the grid; no randomness is used."""
+        """Truncate to the grid, without randomness."""
         return torch.trunc(_in_steps(rows, bound, self.levels)).long()
 
     def norms(self, bound: Norms) -> Norms:
-        """As before, on a grid."""
+        """The norms of the bound, on a grid."""
         return replace(bound, grid=bound.linf / self.levels)
 
 
 def _check_levels(quantize: object, levels: int) -> None:
     count(quantize, "levels", levels)
     check(quantize, "levels", levels, levels <= MOST_LEVELS, "at most 2^30")
+
+
+def _stochastic_variance(message: Norms) -> float:
+    return message.dim * (message.grid or 0.0) ** 2 / 6
 
 
 def _in_steps(rows: Tensor, bound: Norms, levels: int) -> Tensor:
@@ -156,7 +198,7 @@ def _rounded(exact: Tensor, uniform: Tensor, levels: int) -> Tensor:
 
 
 def _again(exact: Tensor, levels: int, longest: float, seed: int) -> Tensor:
-    """One row, drawn until it is short enough; cut towards zero in the end."""
+    """One row, redrawn until its norm is within the bound, finally rounded towards zero."""
     rng = np.random.Generator(np.random.Philox(seed))
     for _ in range(RETRIES):
         steps = _rounded(exact, torch.from_numpy(rng.random(len(exact))), levels)

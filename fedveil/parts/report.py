@@ -1,28 +1,34 @@
-"""report: what a client tells of its local work, from where it started to where it ended.
+"""report: the update of a client, from the model x it started at and the model y it ended at.
 
-Every report is affine in the local difference: u = scale·(y − x) + share·x.
+Every update is affine in the local difference: u = scale·(y − x) + share·x.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
+from fedveil.parts.part import Part
 
-class Report(Protocol):
-    """What of (x, y) is reported, and how the mean report becomes a descent direction."""
 
+class Report(Part, ABC):
+    """The update u as a function of (x, y), and the descent direction from the mean update."""
+
+    divides: bool = False  # whether updates are divided by the local rate
+
+    @abstractmethod
     def affine(self, rate: float) -> tuple[float, float]:
         """(scale, share) of u = scale·(y − x) + share·x, for the round's local rate."""
 
+    @abstractmethod
     def descent(self, mean: Tensor, x: Tensor) -> Tensor:
-        """The direction the server walks against."""
+        """The direction that the server descends along."""
 
 
 @dataclass(frozen=True)
-class Difference:
+class Difference(Report):
     """u = y − x."""
 
     def affine(self, rate: float) -> tuple[float, float]:
@@ -30,16 +36,18 @@ class Difference:
         return 1.0, 0.0
 
     def descent(self, mean: Tensor, x: Tensor) -> Tensor:
-        """−mean: walking against it adds the mean difference."""
+        """−mean: a descent step adds the mean difference."""
         return -mean
 
 
 @dataclass(frozen=True)
-class GradientScale:
-    """u = (x − y)/η_k: the sum of the local gradients when η_k is the local rate."""
+class PseudoGradient(Report):
+    """u = (x − y)/η_k: the sum of the local gradients if η_k is the local rate."""
+
+    divides = True
 
     def affine(self, rate: float) -> tuple[float, float]:
-        """(−1/η_k, 0); a rate of zero moved nothing and reports nothing."""
+        """(−1/η_k, 0), and (0, 0) for a rate of zero, where y = x."""
         return (-1.0 / rate if rate > 0 else 0.0), 0.0
 
     def descent(self, mean: Tensor, x: Tensor) -> Tensor:
@@ -48,7 +56,7 @@ class GradientScale:
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Report):
     """u = y: the local model itself."""
 
     def affine(self, rate: float) -> tuple[float, float]:
@@ -56,5 +64,5 @@ class Model:
         return 1.0, 1.0
 
     def descent(self, mean: Tensor, x: Tensor) -> Tensor:
-        """x − mean: a step of 1 lands on the mean model."""
+        """x − mean: a step of 1 gives the mean model."""
         return x - mean

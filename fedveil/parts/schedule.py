@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
-from fedveil.parts.checks import not_negative, positive
+from fedveil.errors import UserError
+from fedveil.parts.checks import not_negative, numbers, positive
 
 
-class Schedule(Protocol):
+class Schedule(ABC):
     """A learning rate for every round."""
 
+    @abstractmethod
     def __call__(self, round: int) -> float:
-        """The rate of this round; rounds count from 0."""
+        """The rate of a round, counted from 0."""
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(Schedule):
     """η_k = rate."""
 
     rate: float
@@ -30,7 +32,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Decay:
+class Decay(Schedule):
     """η_k = rate · factor^k.  Das et al. 2022, App. G: factor 0.99."""
 
     rate: float
@@ -46,8 +48,8 @@ class Decay:
 
 
 @dataclass(frozen=True)
-class Steps:
-    """η_k = rate · factor^(how many of `at` are ≤ k)."""
+class Steps(Schedule):
+    """η_k = rate · factor^(number of `at` that are ≤ k)."""
 
     rate: float
     at: tuple[int, ...]
@@ -56,14 +58,42 @@ class Steps:
     def __post_init__(self) -> None:
         not_negative(self, "rate", self.rate)
         positive(self, "factor", self.factor)
+        numbers(self, "at", self.at)
 
     def __call__(self, round: int) -> float:
         """Piecewise constant in the round."""
         return float(self.rate * self.factor ** sum(start <= round for start in self.at))
 
 
+@dataclass(frozen=True)
+class Piecewise(Schedule):
+    """η_k = rates[number of `at` that are ≤ k].  Das et al. 2021, App. H.
+
+    >>> [Piecewise((0.1, 0.05), at=(2,))(k) for k in range(4)]
+    [0.1, 0.1, 0.05, 0.05]
+    """
+
+    rates: tuple[float, ...]
+    at: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers(self, "rates", self.rates)
+        numbers(self, "at", self.at)
+        for rate in self.rates:
+            not_negative(self, "rates", rate)
+        if len(self.rates) != len(self.at) + 1 or list(self.at) != sorted(set(self.at)):
+            raise UserError(
+                f"Piecewise: {len(self.rates)} rates and changes at rounds {self.at} do not fit. "
+                "Give increasing rounds, and one rate more than rounds."
+            )
+
+    def __call__(self, round: int) -> float:
+        """Constant between two changes."""
+        return float(self.rates[sum(start <= round for start in self.at)])
+
+
 def schedule(rate: float | Schedule, decay: float = 1.0) -> Schedule:
-    """A number as a schedule: constant, or decaying when `decay` is not 1.
+    """A number as a schedule: constant, or decaying if `decay` is not 1.
 
     >>> schedule(0.5), schedule(0.5, decay=0.99)
     (Constant(rate=0.5), Decay(rate=0.5, factor=0.99))

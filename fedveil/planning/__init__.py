@@ -1,1 +1,1 @@
-"""What a private training will be like, before it: noise against signal, cost, and a verdict."""
+"""Predict a private training run before it starts: signal-to-noise ratio, cost and a verdict."""

@@ -1,9 +1,8 @@
-"""A pilot: the plan played small, to see how long updates are and how far clients agree.
+"""A pilot: a small run of the plan that measures the norms of updates and how far clients agree.
 
-Fewer clients play the planned recipe from the planned start, with as much noise on the mean as the
-planned cohort would have, and as much chance of who takes part; what they show of all clients is
-then seen through the planned draw (`signal.Spread`). A pilot on private data is a look at them that
-no ε covers.
+Fewer clients train the planned recipe from the planned initial model. The noise on the mean and the
+variance from client sampling are those of the planned cohort. `signal.Spread` then converts what
+the pilot measures to the planned sampling. No ε covers a pilot on private data.
 """
 
 from __future__ import annotations
@@ -20,129 +19,135 @@ from fedveil.data.columns import Column
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.updates import taken
 from fedveil.errors import UserError
-from fedveil.loop import Info, begin, play_round
-from fedveil.parts.bound import AdaptiveClip
+from fedveil.loop import Info, begin, run_round
+from fedveil.models.losses import target_of
 from fedveil.parts.checks import count
 from fedveil.parts.cohort import Cohort, Everyone, Poisson
-from fedveil.parts.noise import Gaussian, Silent
-from fedveil.parts.quantize import Exact
+from fedveil.parts.noise import Gaussian, NoNoise
+from fedveil.parts.quantize import NoQuantization
 from fedveil.planning.compute import engine_for
-from fedveil.planning.facts import Facts, loaded
+from fedveil.planning.facts import PublicFacts, loaded
 from fedveil.planning.noise import deviation
-from fedveil.planning.signal import Seen, Spread
+from fedveil.planning.signal import MeasuredUpdates, Spread
+from fedveil.random.streams import run_key
 from fedveil.recipe import Recipe
-from fedveil.streams import run_key
+from fedveil.serialization.codec import identified
 
 if TYPE_CHECKING:
-    from fedveil.settings import DataSettings, Settings
+    from fedveil.training.settings import DataSettings, Settings
 
 OWN, SYNTHETIC = "own", "synthetic"
-CLIENTS, ROUNDS = 200, 50  # at most, unless more are asked for
+CLIENTS, ROUNDS = 200, 50  # default maximum
 LEAK = (
-    "the pilot looked at private data without noise: what it shows, and settings chosen by it, "
-    "are covered by no ε; a pilot on synthetic or public data would cost nothing"
+    "The pilot read private data without noise. No ε covers its results or settings chosen from "
+    "them. A pilot on synthetic or public data costs no privacy."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """On whom a pilot is played."""
+    """The data of a pilot."""
 
     data: Federated
     source: str
     private: bool = False
 
 
-def material(name: str, settings: Settings, known: Facts, clients: int = CLIENTS) -> Material:
-    """Made-up data, the settings' own, a public data set, or the data of another settings file."""
+def material(name: str, settings: Settings, known: PublicFacts, clients: int = CLIENTS) -> Material:
+    """Synthetic data, the data of the settings, a public data set, or those of a settings file."""
     count("The pilot", "clients", clients)
     rng = np.random.default_rng(settings.seed)
     if name == SYNTHETIC:
-        return Material(_made_up(known, clients, settings.data.alpha), "made-up data")
+        return Material(_synthetic(known, clients, settings.data.alpha), "synthetic data")
     if name == OWN:
         if known.data is None:
             raise UserError(
-                "--pilot own plays on the data of the settings, but none are named; name them with "
-                "--dataset or --path, or use --pilot synthetic."
+                "--pilot own needs data, but the settings name none. Name them with --dataset or "
+                "--path, or use --pilot synthetic."
             )
-        return _seen(known, known.data, "the data themselves", clients, rng)
+        return _drawn_from(known, known.data, "the planned data", clients, rng)
     if name.endswith(".toml"):
-        from fedveil.settings import read_settings
+        from fedveil.training.settings import read_settings
 
         other = read_settings(Path(name), {}).data
-        return _seen(known, loaded(other), f"the data of {name}", clients, rng)
-    return _seen(known, loaded(_public(name, settings.data)), name, clients, rng)
+        return _drawn_from(known, loaded(other), f"the data of {name}", clients, rng)
+    return _drawn_from(known, loaded(_public(name, settings.data)), name, clients, rng)
 
 
-def _seen(
-    known: Facts, data: Federated, source: str, clients: int, rng: np.random.Generator
+def _drawn_from(
+    known: PublicFacts, data: Federated, source: str, clients: int, rng: np.random.Generator
 ) -> Material:
-    """Some units of real data; those to be trained on are private, whatever they are called."""
-    from fedveil.charging import refuse_on_budget
+    """A sample of the units of real data; private if it is the data to be trained on."""
+    from fedveil.ledger.charging import refuse_on_budget
 
     if known.unit == "client":
         data.refuse_by_example("This pilot")
-    refuse_on_budget(data, "a pilot's look at their norms")
+    refuse_on_budget(data, "a pilot")
     return Material(_fitting(known, data, clients, rng), source, _same(known.data, data))
 
 
 def _same(own: Federated | None, data: Federated) -> bool:
-    """Whether these are the examples to be trained on, however they are split."""
+    """Whether these are the examples to be trained on, in any split over clients."""
     if own is None or len(own.labels) != len(data.labels):
         return False
     return own is data or own.contents() == data.contents()
 
 
 def _public(name: str, like: DataSettings) -> DataSettings:
-    """A public data set, split over clients as the planned data are."""
+    """A public data set, partitioned over clients like the planned data."""
     split = like.model_dump(include={"partition", "per_client", "alpha", "examples", "seed"})
     clients = like.simulate_clients or like.clients if like.partition else None
     return type(like)(dataset=name, clients=clients, **split)
 
 
-def play(
-    recipe: Recipe, known: Facts, chosen: Material, rounds: int, limit: int = ROUNDS, seed: int = 0
-) -> Seen:
-    """The recipe (with settled noise) on the pilot's clients, for its first rounds."""
+def run_pilot(
+    recipe: Recipe,
+    known: PublicFacts,
+    chosen: Material,
+    rounds: int,
+    limit: int = ROUNDS,
+    seed: int = 0,
+) -> MeasuredUpdates:
+    """Train the recipe (with calibrated noise) on the pilot's clients for its first rounds."""
     count("The pilot", "rounds", limit)
     assert known.task is not None
-    data, played = chosen.data, min(rounds, limit)
-    small = _small(recipe, known, data.clients)
+    data, trained = chosen.data, min(rounds, limit)
+    small = _small(recipe, known, data.clients, rounds)
     engine = engine_for(known.task, data, small.local)
-    key = run_key("pilot", seed, small, data.fingerprint())
+    key = run_key("pilot", seed, identified(small), data.fingerprint())
     state = begin(small, known.task.flatten(), data, rounds, key)
     norms, cosines = [], []
-    for _ in range(played):
-        state, info = play_round(small, state, data, engine, key)
+    for _ in range(trained):
+        state, info = run_round(small, state, data, engine, key)
         if not len(info.norms):
             continue
         norms.append(info.norms * _to_start(small, info))
         cosines.append(_spread(small, data.clients, info).cosine)
     if not norms or not all(math.isfinite(cosine) for cosine in cosines):
         raise UserError(
-            "The pilot saw no update of finite length; lower the learning rate, or give it more "
-            "clients with --pilot-clients."
+            "The pilot produced no update with a finite norm. Lower the learning rate, or use more "
+            "clients: --pilot-clients."
         )
-    source = f"a pilot of {played} rounds with {data.clients} {known.unit}s of {chosen.source}"
-    return Seen(tuple(norms), tuple(cosines), source)
+    source = f"a pilot of {trained} rounds with {data.clients} {known.unit}s of {chosen.source}"
+    return MeasuredUpdates(tuple(norms), tuple(cosines), source)
 
 
-def _small(recipe: Recipe, known: Facts, clients: int) -> Recipe:
-    """The recipe for the pilot's clients, with as much noise and as much chance on the mean."""
+def _small(recipe: Recipe, known: PublicFacts, clients: int, rounds: int) -> Recipe:
+    """The recipe for the pilot, with the planned noise and sampling variance on the mean."""
     cohort = _small_cohort(recipe, known, clients)
-    amount = deviation(recipe, known.dim, known.population)
+    amount = deviation(recipe, known.dim, known.population, rounds)
     amount /= recipe.cohort.expected(known.population)
     if amount == 0:
-        return replace(recipe, cohort=cohort, quantize=Exact(), noise=Silent())
+        return replace(recipe, cohort=cohort, quantize=NoQuantization(), noise=NoNoise())
     bound = recipe.bound.norms(known.dim).l2
     noise = Gaussian(amount * cohort.expected(clients) / bound)
-    return replace(recipe, cohort=cohort, quantize=Exact(), noise=noise, view="models")
+    return replace(recipe, cohort=cohort, quantize=NoQuantization(), noise=noise, view="models")
 
 
-def _small_cohort(recipe: Recipe, known: Facts, clients: int) -> Cohort:
-    """p of the pilot's N with 1/p − 1/N = (1 − q)/r: a draw adds as much chance as the planned one.
+def _small_cohort(recipe: Recipe, known: PublicFacts, clients: int) -> Cohort:
+    """p of the pilot's N with 1/p − 1/N = (1 − q)/r: the sampling variance is the planned one.
 
-    Clients that remember are drawn as often as planned instead.
+    Clients with memory are sampled at the planned rate instead.
     """
     expected = recipe.cohort.expected(known.population)
     if recipe.memory.kept:
@@ -153,27 +158,24 @@ def _small_cohort(recipe: Recipe, known: Facts, clients: int) -> Cohort:
 
 
 def _to_start(recipe: Recipe, info: Info) -> float:
-    """An adaptive bound's norms are told in units of its first threshold."""
-    if isinstance(recipe.bound, AdaptiveClip) and info.threshold:
-        return recipe.bound.start / info.threshold
-    return 1.0
+    """The factor that rescales norms of an adaptive bound to its first threshold."""
+    first = recipe.bound.threshold
+    return first / info.threshold if first and info.threshold else 1.0
 
 
 def _spread(recipe: Recipe, clients: int, info: Info) -> Spread:
     square = float((info.scales * info.norms).square().mean())
-    return Spread.seen(info.signal, square, recipe.cohort, clients)
+    return Spread.measured(info.signal or 0.0, square, recipe.cohort, clients)
 
 
-def _made_up(known: Facts, clients: int, alpha: float) -> Federated:
+def _synthetic(known: PublicFacts, clients: int, alpha: float) -> Federated:
     from fedveil.data.synthetic import synthetic
 
     sample = known.sample
     if sample is None or not sample.inputs.dtype.is_floating_point:
-        raise UserError(
-            "There are no made-up data for token sequences; name public data with --pilot."
-        )
-    if sample.loss != "cross_entropy":
-        raise UserError("There are no made-up data for numeric targets; use --pilot own.")
+        raise UserError("There are no synthetic token sequences. Name public data with --pilot.")
+    if target_of(sample.loss) != "class":
+        raise UserError("There are no synthetic data with numeric targets. Use --pilot own.")
     shape = tuple(sample.inputs.shape[1:])
     each = max(1, round(known.examples))
     people = clients
@@ -186,15 +188,18 @@ def _made_up(known: Facts, clients: int, alpha: float) -> Federated:
     return data.by_example() if known.unit == "example" else data
 
 
-def _fitting(known: Facts, data: Federated, clients: int, rng: np.random.Generator) -> Federated:
-    """Some units of data that the planned model fits."""
+def _fitting(
+    known: PublicFacts, data: Federated, clients: int, rng: np.random.Generator
+) -> Federated:
+    """A sample of the units, if the planned model accepts the data."""
     assert known.sample is not None
-    wanted = tuple(known.sample.inputs.shape[1:]), known.sample.classes, known.sample.loss
-    given = tuple(data.inputs.shape[1:]), data.classes, data.loss
+    sample = known.sample
+    wanted = tuple(sample.inputs.shape[1:]), sample.classes, target_of(sample.loss)
+    given = tuple(data.inputs.shape[1:]), data.classes, target_of(data.loss)
     if wanted != given:
         raise UserError(
             f"The pilot's data '{data.name}' have inputs of shape {list(given[0])} and {given[1]} "
-            f"classes, but the planned model is for {list(wanted[0])} and {wanted[1]}; use data "
+            f"classes, but the planned model expects {list(wanted[0])} and {wanted[1]}. Use data "
             "of the same shape, or --pilot synthetic."
         )
     if known.unit == "example":
@@ -203,7 +208,7 @@ def _fitting(known: Facts, data: Federated, clients: int, rng: np.random.Generat
 
 
 def _some(data: Federated, clients: int, rng: np.random.Generator) -> Federated:
-    """So many of the units, drawn without replacement."""
+    """A sample of the units, drawn without replacement."""
     chosen = torch.from_numpy(np.sort(rng.choice(data.clients, clients, replace=False)))
     sizes = data.sizes[chosen]
     ends = sizes.cumsum(0)

@@ -1,39 +1,42 @@
-"""A plan: the case, its forecast, what it costs, how it moves, and the verdict."""
+"""A plan: forecast, privacy, costs, verdict, and sweeps over alternatives."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.errors import UserError, unknown
-from fedveil.parts.bound import ProbedClip
+from fedveil.models.losses import target_of
 from fedveil.planning.compute import Cost, expected_cost
-from fedveil.planning.facts import Asked, Facts, facts
+from fedveil.planning.correlation import NoiseChoice, choices
+from fedveil.planning.facts import PublicFacts, SizeOptions, facts
 from fedveil.planning.forecast import VARIED, Case, Forecast, bound_of, current, forecast, varied
-from fedveil.planning.pilot import CLIENTS, LEAK, ROUNDS, Material, material, play
-from fedveil.planning.signal import Assumed
+from fedveil.planning.pilot import CLIENTS, LEAK, ROUNDS, Material, material, run_pilot
+from fedveil.planning.signal import AssumedUpdates
 from fedveil.planning.theory.advice import Advice, advice
 from fedveil.planning.theory.constants import Constants, checked, estimated
-from fedveil.planning.verdict import HOPELESS, WORKS, Verdict, judged
-from fedveil.privacy.statement import Guarantee, guarantee
+from fedveil.planning.verdict import HOPELESS, WORKS, PlanVerdict, judged, word_for
+from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
+from fedveil.privacy.guarantee import Guarantee, guarantee
 from fedveil.recipe import Recipe
+from fedveil.training import metrics
 
 if TYPE_CHECKING:
-    from fedveil.settings import Settings
+    from fedveil.training.settings import Settings
 
-COSINE = {"client": 0.2, "example": 0.05}  # where neither said nor measured (docs/planning.md)
+COSINE = {"client": 0.2, "example": 0.05}  # defaults (docs/planning.md)
 FACTORS = (0.5, 1.0, 2.0)
 SWEEP = (1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked of a plan beside the settings."""
+class PlanOptions:
+    """Options of a plan, in addition to the settings."""
 
-    asked: Asked = Asked()
+    sizes: SizeOptions = SizeOptions()
     cosine: float | None = None
     norm: float | None = None
     pilot_clients: int = CLIENTS
@@ -42,32 +45,44 @@ class Question:
     constants: Mapping[str, float] | None = None
 
 
+@dataclass(frozen=True)
+class Silos:
+    """A run in silos, of which a plan considers one. Its steps count as rounds."""
+
+    count: int
+    rounds: int  # of messages
+    steps: int  # in each of them
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What is to be expected of a training."""
+    """The prediction for a training run."""
 
     case: Case
-    known: Facts
+    known: PublicFacts
     forecast: Forecast
     guarantee: Guarantee
     cost: Cost
-    verdict: Verdict
+    verdict: PlanVerdict
     pilot: Material | None = None
     theory: tuple[Advice, ...] = ()
     constants: Constants | None = None
+    noises: tuple[NoiseChoice, ...] = ()  # independent noise first, then correlated ones
+    metric: str | None = None  # that runs are to be ranked by, if it was named
+    silos: Silos | None = None  # if it is the plan of one silo by itself
 
     @property
     def recipe(self) -> Recipe:
-        """With settled noise."""
+        """The recipe with calibrated noise."""
         return self.forecast.recipe
 
     @property
     def participants(self) -> float:
-        """Of a round, on average."""
+        """Expected number of participants per round."""
         return self.recipe.cohort.expected(self.case.population)
 
     def plain(self) -> dict[str, Any]:
-        """The plan as plain values, for JSON; what is not finite is null."""
+        """The plan as plain values, for JSON; infinities and NaN become null."""
         found, cost = self.forecast, self.cost
         values = {
             "algorithm": self.recipe.name,
@@ -82,7 +97,7 @@ class Plan:
             "view": self.guarantee.view,
             "adjacency": self.guarantee.adjacency,
             "origin": self.guarantee.origin.plain(),
-            "noise_multiplier": getattr(self.recipe.noise, "multiplier", None),
+            "noise_multiplier": self.recipe.noise.noise_multiplier,
             "signal": found.signal,
             "noise": found.noise,
             "signal_to_noise": found.ratio,
@@ -91,7 +106,8 @@ class Plan:
             "verdict": self.verdict.word,
             "clients_needed": self.verdict.clients,
             "criterion": {"works": WORKS, "hopeless": HOPELESS},
-            "updates": self.case.updates.told(),
+            "prefix_errors": {one.name: one.error for one in reversed(self.noises)},
+            "updates": self.case.updates.describe(),
             "pilot_is_private": self.pilot is not None and self.pilot.private,
             "leak": LEAK if self.pilot is not None and self.pilot.private else None,
             "bytes_up": cost.up,
@@ -100,60 +116,115 @@ class Plan:
             "seconds_per_round": cost.seconds,
             "theory": {a.paper: {**a.numbers, "needs": list(a.needs)} for a in self.theory},
             "constants": dict(self.constants.values) if self.constants else {},
+            "silos": None if self.silos is None else asdict(self.silos),
         }
         return {name: _finite(value) for name, value in values.items()}
 
 
-def make(settings: Settings, question: Question) -> Plan:
-    """Everything that can be said before training."""
+def _metric(settings: Settings, known: PublicFacts) -> str | None:
+    """The name of the metric that was asked for, if it fits the task."""
+    sample = known.sample
+    if settings.metric is None or sample is None:
+        return settings.metric
+    sequence = len(sample.labels.shape) > 1
+    target = target_of(sample.loss)
+    return metrics.chosen(settings.metric, None, target, sample.classes, sequence).main.name
+
+
+def make(settings: Settings, options: PlanOptions) -> Plan:
+    """Predict a training run without training it."""
+    from fedveil.accounting.accountant import sensible_delta
     from fedveil.privacy.secure import secured
-    from fedveil.settings import resolve_recipe
+    from fedveil.training.prepare import refuse_per_round, with_statistics
+    from fedveil.training.private_evaluation import refuse_unfit, released
+    from fedveil.training.settings import resolve_recipe
 
     recipe = resolve_recipe(settings)
-    if isinstance(recipe.bound, ProbedClip) and not recipe.bound.probed:
+    if recipe.bound.awaits_probe:
         raise UserError(
-            "clip='probe' is found by a run on the data; for a plan give a number, --set clip=1.0."
+            "clip='probe' needs a run on the data. Give a plan a number, such as --set clip=1.0."
         )
     if settings.noise == "secure":
         recipe = secured(recipe)
-    known = facts(settings, question.asked, recipe.unit)
-    cosine = COSINE[recipe.unit] if question.cosine is None else question.cosine
-    updates = Assumed(cosine, question.norm)
+    known = facts(settings, options.sizes, recipe.unit)
+    metric = _metric(settings, known)
+    recipe = with_statistics(recipe, known.origin)
+    if settings.private_evaluation is not None:
+        refuse_per_round(settings.per_round)
+        refuse_unfit(recipe)
+        delta = sensible_delta(known.population) if settings.delta is None else settings.delta
+        evaluated = released(settings.private_evaluation, delta, recipe)
+        recipe = replace(recipe, evaluation=evaluated)
+    if recipe.by_record:
+        return _of_a_silo(recipe, known, settings, options, metric)
+    cosine = COSINE[recipe.unit] if options.cosine is None else options.cosine
+    updates = AssumedUpdates(cosine, options.norm)
     case = Case(
         recipe, known.dim, known.population, settings.rounds, updates,
         settings.epsilon, settings.delta, settings.per_round,
     )  # fmt: skip
-    settled = forecast(case).recipe
+    ready = forecast(case).recipe
     chosen = None
-    if question.asked.pilot is not None:
-        if question.cosine is not None or question.norm is not None:
-            raise UserError("A pilot measures cosine and norm; leave --cosine and --norm out.")
-        chosen = material(question.asked.pilot, settings, known, question.pilot_clients)
-        rounds, limit, seed = settings.rounds, question.pilot_rounds, settings.seed
-        case = replace(case, updates=play(settled, known, chosen, rounds, limit, seed))
-    constants = _constants(question, known, chosen, recipe)
+    if options.sizes.pilot is not None:
+        if options.cosine is not None or options.norm is not None:
+            raise UserError("A pilot measures the cosine and the norm. Remove --cosine and --norm.")
+        chosen = material(options.sizes.pilot, settings, known, options.pilot_clients)
+        rounds, limit, seed = settings.rounds, options.pilot_rounds, settings.seed
+        measured = run_pilot(ready, known, chosen, rounds, limit, seed)
+        case = replace(case, updates=measured)
+    constants = _constants(options, known, chosen, recipe)
     return Plan(
         case,
         known,
         forecast(case),
         guarantee(
-            settled,
+            ready,
             known.dim,
             known.population,
             settings.rounds,
-            case.sure_delta,
+            case.resolved_delta,
             origin=known.origin,
         ),
-        expected_cost(settled, known),
+        expected_cost(ready, known),
         judged(case),
         chosen,
         tuple(advice(case, known, constants, chosen)) if constants is not None else (),
         constants,
+        choices(case),
+        metric,
     )
 
 
+def _of_a_silo(
+    recipe: Recipe, known: PublicFacts, settings: Settings, options: PlanOptions, metric: str | None
+) -> Plan:
+    """The plan of one silo of mean size, whose steps are rounds of DP-SGD over its records."""
+    if options.sizes.pilot is not None or options.theory or settings.per_round:
+        raise UserError(
+            f"A plan of {recipe.name} has no pilot, no theory and no budget per round. Remove "
+            "them, or plan one silo by itself with dp_sgd."
+        )
+    silos = Silos(known.clients, settings.rounds, recipe.local.inner_steps)
+    records = round(known.clients * known.examples)
+    delta = sensible_delta(records) if settings.delta is None else settings.delta
+    budget = None if settings.epsilon is None else Budget(settings.epsilon, delta)
+    ready = calibrated(recipe, budget, settings.rounds, known.dim, known.clients)
+    alone = replace(known, clients=1, unit="example")
+    own = None if settings.epsilon is None else settings.epsilon * recipe.noise.share(0)
+    cosine = COSINE["example"] if options.cosine is None else options.cosine
+    case = Case(
+        recipe.inside(0), known.dim, alone.population, silos.rounds * silos.steps,
+        AssumedUpdates(cosine, options.norm), own, delta,
+    )  # fmt: skip
+    said = guarantee(ready, known.dim, known.clients, settings.rounds, delta, origin=known.origin)
+    cost = expected_cost(case.recipe, alone)
+    found = forecast(case)
+    verdict = PlanVerdict(word_for(found.run_ratio))
+    return Plan(case, alone, found, said, cost, verdict, metric=metric, silos=silos)
+
+
 def moves(case: Case) -> dict[str, list[Forecast | None]]:
-    """How the forecast moves when one thing is divided and multiplied by 2."""
+    """Forecasts with one quantity halved, as planned, and doubled."""
     return {
         name: [_expected(_varied(case, name, now * factor)) for factor in FACTORS]
         for name in VARIED
@@ -163,38 +234,42 @@ def moves(case: Case) -> dict[str, list[Forecast | None]]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """A thing that is varied, over these values."""
+    """A quantity to vary, and its values."""
 
     name: str
     values: tuple[float, ...]
 
 
 def sweep_of(case: Case, text: str) -> Sweep:
-    """`cohort`, or `cohort=100,200,400`."""
+    """Parse `cohort` or `cohort=100,200,400`."""
     name, sign, listed = text.partition("=")
     name = name.strip()
     if name not in VARIED:
-        raise unknown("thing to sweep named", name, VARIED)
+        raise unknown("quantity to sweep named", name, VARIED)
     now = current(case, name)
     if now is None:
-        raise UserError(f"This plan has no {name} to sweep; it has {', '.join(_sweepable(case))}.")
+        raise UserError(
+            f"This plan has no {name} to sweep. Choose one of {', '.join(_sweepable(case))}."
+        )
     if not sign:
         return Sweep(name, tuple(value for f in SWEEP if (value := _rounded(name, now * f))))
     try:
         values = tuple(float(value) for value in listed.split(","))
     except ValueError as problem:
-        raise UserError(f"--sweep {text}: write the values as {name}=1,2,4.") from problem
+        raise UserError(
+            f"--sweep {text} is not a list of numbers. Write {name}=1,2,4."
+        ) from problem
     if not all(0 < value < math.inf for value in values):
-        raise UserError(f"--sweep {text}: every value must be a number above 0.")
+        raise UserError(f"--sweep {text} has a value that is not positive. Give numbers above 0.")
     return Sweep(name, values)
 
 
 def swept(
     case: Case, sweeps: Sequence[Sweep], begin: Callable[[int, int], None] = lambda *_: None
 ) -> list[list[Forecast | None]]:
-    """Forecasts, a row for each value of the first and a column for each of the second, if any.
+    """Forecasts: a row per value of the first sweep, a column per value of the second, if any.
 
-    `begin` hears which of how many comes next.
+    `begin(number, total)` is called before each forecast.
     """
     first, second = sweeps[0], sweeps[1] if len(sweeps) > 1 else None
     rows: list[list[Case | None]] = [[_varied(case, first.name, value)] for value in first.values]
@@ -211,12 +286,12 @@ def swept(
 
 
 def _constants(
-    question: Question, known: Facts, chosen: Material | None, recipe: Recipe
+    options: PlanOptions, known: PublicFacts, chosen: Material | None, recipe: Recipe
 ) -> Constants | None:
-    """What is given, over what the pilot shows; None where no theory is asked for."""
-    if not question.theory:
+    """Given constants and those the pilot estimates; None if no theory is requested."""
+    if not options.theory:
         return None
-    given = checked(question.constants or {})
+    given = checked(options.constants or {})
     if chosen is None or known.task is None:
         return Constants({}).or_given(given)
     return estimated(known.task, chosen.data, recipe).or_given(given)
@@ -231,7 +306,7 @@ def _varied(case: Case, name: str, value: float) -> Case | None:
 
 
 def _expected(case: Case | None) -> Forecast | None:
-    """None where a change makes no sense, or where no noise keeps the budget."""
+    """The forecast; None if the case is impossible or no noise meets the budget."""
     try:
         return None if case is None else forecast(case)
     except UserError:
@@ -239,7 +314,7 @@ def _expected(case: Case | None) -> Forecast | None:
 
 
 def _rounded(name: str, value: float) -> float:
-    """Whole numbers stay whole; 0 for what would be none."""
+    """The value, rounded if the quantity is an integer; 0 if nothing is left."""
     return value if name in ("epsilon", "clip") else float(round(value))
 
 

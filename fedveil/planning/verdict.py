@@ -1,7 +1,7 @@
-"""will work · hard · hopeless: it would take n clients.
+"""Verdict of a plan: will work, hard or hopeless, and the number of clients that would be enough.
 
-A server that needs a way of length D to the optimum walks it with steps β·signal, K of them; noise
-has then moved it β·noise·√K sideways, D/run_ratio in all. So the criterion is the run's ratio
+A server at distance D from the optimum covers it in K steps of β·signal. Noise then moves it by
+β·noise·√K = D/run_ratio in a random direction. So the criterion is the ratio of the run,
 √K·signal/noise, with thresholds from measured runs (docs/planning.md).
 """
 
@@ -13,47 +13,47 @@ from typing import Literal, NamedTuple
 
 from fedveil.planning.forecast import Case, forecast, varied
 
-WORKS, HOPELESS = 4.0, 0.5  # of the run's signal to noise
-MOST_CLIENTS = 10**10  # more people than there are
+WORKS, HOPELESS = 4.0, 0.5  # signal-to-noise ratio over the run
+MAX_CLIENTS = 10**10  # more than there are people
 Word = Literal["will work", "hard", "hopeless", "not private", "no guarantee"]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A word, and how many clients it would take to work (None if it does, or none would do)."""
+class PlanVerdict:
+    """A word, and the number of clients that would work (None if it works, or if none would)."""
 
     word: Word
     clients: int | None = None
 
 
-def judged(case: Case) -> Verdict:
-    """By the run's signal to noise."""
+def judged(case: Case) -> PlanVerdict:
+    """The verdict by the signal-to-noise ratio over the run."""
     found = forecast(case)
     if not found.recipe.private:
-        return Verdict("not private")
+        return PlanVerdict("not private")
     if found.run_ratio >= WORKS:
-        return Verdict("will work")
+        return PlanVerdict("will work")
     word: Word = "hard" if found.run_ratio >= HOPELESS else "hopeless"
-    return Verdict(word, clients_for(case, WORKS))
+    return PlanVerdict(word, clients_for(case, WORKS))
 
 
 def word_for(ratio: float) -> Word:
-    """The word for a run's ratio."""
+    """The word for a ratio over the run."""
     if ratio >= WORKS:
         return "will work"
     return "hard" if ratio >= HOPELESS else "hopeless"
 
 
 def clients_for(case: Case, target: float) -> int | None:
-    """The least number of clients, to 1%, whose run has this ratio: the same share, the same ε.
+    """The least number of clients, to 1%, that reaches this ratio at the same sampling rate and ε.
 
-    Bracketed by leaps (the ratio grows about as √n or n), then by secants on logarithmic scales.
-    A δ that was not given follows the number of clients.
+    Bracketed by growing steps (the ratio grows about as √n or n), then refined by secants on
+    logarithmic scales. A default δ changes with the number of clients.
     """
     low = _Tried(math.log(case.population), _ratio(case, math.log(case.population)))
     if low.ratio >= target:
         return case.population
-    high = _leap(case, low, target)
+    high = _bracket(case, low, target)
     while high is not None and high.clients - low.clients > 0.01:
         share = math.log(target / low.ratio) / math.log(high.ratio / low.ratio)
         middle = low.clients + (high.clients - low.clients) * min(max(share, 0.02), 0.98)
@@ -69,12 +69,12 @@ class _Tried(NamedTuple):
     ratio: float
 
 
-def _leap(case: Case, low: _Tried, target: float) -> _Tried | None:
-    """Enough clients, by leaps as if the ratio grew as √n; None where there are not so many."""
-    here, most = low, math.log(MOST_CLIENTS)
+def _bracket(case: Case, low: _Tried, target: float) -> _Tried | None:
+    """Enough clients, by steps as if the ratio grew as √n; None above the maximum."""
+    here, most = low, math.log(MAX_CLIENTS)
     while here.ratio < target and here.clients < most:
-        leap = 2 * math.log(target / here.ratio) + 0.1 if here.ratio > 0 else 5.0
-        clients = min(here.clients + leap, most)
+        step = 2 * math.log(target / here.ratio) + 0.1 if here.ratio > 0 else 5.0
+        clients = min(here.clients + step, most)
         here = _Tried(clients, _ratio(case, clients))
     return here if here.ratio >= target else None
 

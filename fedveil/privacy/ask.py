@@ -1,26 +1,28 @@
-"""Questions about the Gaussian mechanism without any run: give all but one, get the one."""
+"""Solve for ε, noise, rounds or sampling rate of a Gaussian mechanism, without a run."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 
+from fedveil.accounting.rounding import rounded_up
 from fedveil.errors import UserError
 from fedveil.parts.bound import Clip
+from fedveil.parts.checks import count
 from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
 from fedveil.parts.local import SGD
 from fedveil.parts.noise import Gaussian
 from fedveil.parts.schedule import Constant
-from fedveil.privacy.calibrate import Budget, largest_cohort, most_rounds, sensible_delta, settle
-from fedveil.privacy.statement import Statement, rounded_up, statement
+from fedveil.privacy.calibrate import Budget, calibrate, largest_cohort, most_rounds, sensible_delta
+from fedveil.privacy.statement import Statement, statement
 from fedveil.recipe import Recipe, View
 
-MANY = 1_000_000  # clients, where nothing depends on their number
+MANY = 1_000_000  # clients, if nothing depends on their number
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is known of a private training; what is None is asked for, ε first of all."""
+    """A private training with one unknown. If ε is None, it is the unknown."""
 
     epsilon: float | None = None
     delta: float | None = None
@@ -35,14 +37,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, in a sentence, and the statement it leads to."""
+    """The solution as text, and the statement of the training."""
 
     found: str
     statement: Statement
 
 
 def answer(question: Question) -> Answer:
-    """Solve for the one thing that is missing: ε, noise, rounds or cohort."""
+    """Solve for the unknown: ε, noise, rounds or sampling rate."""
+    if question.rounds is not None:
+        count("privacy", "rounds", question.rounds)
     recipe, clients = _recipe(question), question.clients or MANY
     delta = question.delta
     if delta is None:
@@ -57,11 +61,11 @@ def answer(question: Question) -> Answer:
 
 
 def _recipe(question: Question) -> Recipe:
-    """A Gaussian mechanism; who sees more than models gets noise from the clients."""
+    """A Gaussian mechanism, with noise at the clients in views that see more than models."""
     if question.view != "models" and not question.clients:
         raise UserError(
-            f"In view '{question.view}' noise is shared between the clients of a round; say how "
-            "many there are with --clients."
+            f"In view '{question.view}' the clients of a round share the noise, so their number "
+            "matters. Give --clients."
         )
     return Recipe(
         "the Gaussian mechanism",
@@ -77,24 +81,26 @@ def _recipe(question: Question) -> Recipe:
 
 def _cohort(question: Question) -> Cohort:
     if question.rate is not None and question.cohort is not None:
-        raise UserError("Both a rate and a cohort are given; give one of them.")
+        raise UserError("Both --rate and --cohort are given. Give one of them.")
     if question.cohort is not None:
         if not question.clients:
-            raise UserError("A cohort of fixed size is drawn from a population; give --clients.")
+            raise UserError(
+                "--cohort needs the number of clients it is drawn from. Give --clients."
+            )
         return FixedSize(question.cohort, question.cap)
     if question.rate is not None:
         return Poisson(question.rate, question.cap)
     if question.cap is not None:
-        raise UserError("A cap needs a cohort that is drawn; give --rate or --cohort.")
+        raise UserError("--cap needs a sampled cohort. Give --rate or --cohort.")
     return Everyone()
 
 
 def _spend(question: Question, recipe: Recipe) -> tuple[Recipe, int, str]:
-    """ε itself is asked for."""
+    """ε is the unknown."""
     if question.noise_multiplier is None or question.rounds is None:
         raise UserError(
-            "Give all but one of --epsilon, --noise-multiplier, --rounds and --rate (or --cohort); "
-            "without --epsilon, noise multiplier and rounds are needed."
+            "--epsilon is missing, and so is --noise-multiplier or --rounds. Give all but one of "
+            "--epsilon, --noise-multiplier, --rounds and --rate (or --cohort)."
         )
     return recipe, question.rounds, ""
 
@@ -102,23 +108,23 @@ def _spend(question: Question, recipe: Recipe) -> tuple[Recipe, int, str]:
 def _solve(
     question: Question, recipe: Recipe, budget: Budget, clients: int
 ) -> tuple[Recipe, int, str]:
-    """Noise, rounds, or the rate of a Poisson cohort."""
+    """The noise, the rounds or the rate of a Poisson cohort is the unknown."""
     if question.noise_multiplier is None:
         if question.rounds is None:
-            raise UserError("To find the noise for an epsilon, give --rounds as well.")
-        recipe = settle(recipe, budget, question.rounds, 1, clients)
-        assert isinstance(recipe.noise, Gaussian)
-        least = rounded_up(recipe.noise.multiplier or 0.0, 6)
+            raise UserError("The noise for an epsilon depends on the rounds. Give --rounds.")
+        recipe = calibrate(recipe, budget, question.rounds, 1, clients)
+        least = rounded_up(recipe.noise.noise_multiplier or 0.0, 6)
         return recipe, question.rounds, f"noise multiplier = {least}"
     if question.rounds is None:
         rounds = most_rounds(recipe, budget, 1, clients)
         return recipe, rounds, f"rounds = {rounds:,}"
     if question.rate is not None or question.cohort is not None:
         raise UserError(
-            "Epsilon, noise multiplier, rounds and cohort are all given; leave out the one to find."
+            "--epsilon, --noise-multiplier, --rounds and a cohort are all given. Remove the one to "
+            "find."
         )
     sampled = replace(recipe, cohort=Poisson(0.5))
     recipe = largest_cohort(sampled, budget, question.rounds, 1, clients)
-    assert isinstance(recipe.cohort, Poisson)
-    largest = math.floor(recipe.cohort.rate * 1e6) / 1e6
-    return recipe, question.rounds, f"rate = {largest or recipe.cohort.rate:.6g}"
+    rate = recipe.cohort.expected(clients) / clients
+    largest = math.floor(rate * 1e6) / 1e6
+    return recipe, question.rounds, f"rate = {largest or rate:.6g}"

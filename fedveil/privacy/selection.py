@@ -1,8 +1,9 @@
-"""The best of a random number of runs: what releasing it alone costs.
+"""Private selection: the privacy cost of releasing only the best of a random number of runs.
 
-K is drawn from a law that knows no data, K runs are drawn and played with independent noise, and
-only the best one is released. The cost hardly grows with K if the law is spread out enough.
-Papernot and Steinke 2022; the proof of what is counted is in docs/privacy.md, "Choosing the best".
+K is drawn from a data-independent distribution, K runs are drawn and trained with independent
+noise, and only the best run is released. The cost grows slowly with E[K] if the distribution is
+spread out enough. Papernot and Steinke 2022. The proof is in docs/privacy.md, "Choosing the best of
+several runs".
 """
 
 from __future__ import annotations
@@ -14,27 +15,27 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedveil.accounting import events
+from fedveil.accounting.events import ORDERS
 from fedveil.errors import UserError
-from fedveil.privacy import events
-from fedveil.privacy.events import ORDERS
-from fedveil.privacy.together import Charged, curve, fitting
+from fedveil.privacy.composition import Charged, curve, fitting
 
-MOST = 10_000  # runs: nobody waits for more, and a law that draws more is refused
-TAIL = 1e-12  # of a law's mass that may lie beyond MOST
+MOST = 10_000  # runs; a distribution that draws more is refused
+TAIL = 1e-12  # the probability mass that may be beyond MOST
 
 
 class Law(Protocol):
-    """How many runs are played: the law of K."""
+    """The distribution of K, the number of runs."""
 
     @property
     def mean(self) -> float:
         """E[K]."""
 
     def chances(self) -> np.ndarray:
-        """P(K = k), k = 0, 1, …, up to MOST."""
+        """P(K = k) for k = 0, 1, …, MOST."""
 
     def selected(self, divergences: np.ndarray) -> np.ndarray:
-        """D_λ of the best of K, at ORDERS, from D_λ of a single run at ORDERS."""
+        """D_λ of the best of K runs at ORDERS, from D_λ of a single run at ORDERS."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,13 @@ class TruncatedNegativeBinomial:
 
     def __post_init__(self) -> None:
         if not (self.eta > -1 and math.isfinite(self.eta)):
-            raise UserError(f"eta is {self.eta}; it must be a number above -1, such as 0 or 1.")
+            raise UserError(f"eta is {self.eta}. Give a number above -1, such as 0 or 1.")
         if not 0 < self.gamma < 1:
-            raise UserError(f"gamma is {self.gamma}; it must lie between 0 and 1.")
+            raise UserError(f"gamma is {self.gamma}. Give a number between 0 and 1.")
 
     @classmethod
     def of_mean(cls, eta: float, mean: float) -> TruncatedNegativeBinomial:
-        """The law with this η and E[K], by bisection; γ is never above what is sought.
+        """The distribution with this η and E[K], by bisection. γ is never too large.
 
         >>> round(TruncatedNegativeBinomial.of_mean(1.0, 8.0).gamma, 6)
         0.125
@@ -79,16 +80,16 @@ class TruncatedNegativeBinomial:
         return self.eta * math.expm1(log) / -math.expm1(-self.eta * log)
 
     def chances(self) -> np.ndarray:
-        """From P(K = 1) on by P(K = k + 1)/P(K = k) = (1 − γ)·(k + η)/(k + 1)."""
+        """From P(K = 1) by P(K = k + 1)/P(K = k) = (1 − γ)·(k + η)/(k + 1)."""
         k = np.arange(1, MOST)
         ratios = np.log1p(-self.gamma) + np.log(k + self.eta) - np.log(k + 1)
         weights = np.exp(np.concatenate([[0.0], np.cumsum(ratios)]))
-        # f'(0)/f'(1) = γ^(η + 1) gives the first chance without summing the others.
+        # f'(0)/f'(1) = γ^(η + 1) gives the first probability without summing the others.
         first = math.exp(math.log(self.mean) + (self.eta + 1) * math.log(self.gamma))
         return np.concatenate([[0.0], first * weights])
 
     def selected(self, divergences: np.ndarray) -> np.ndarray:
-        """The theorem at every order; D_1, which no order has, is at most the lowest order's."""
+        """The theorem at every order. D_1, which is not in ORDERS, is at most D of the lowest."""
         orders, log = np.array(ORDERS), -math.log(self.gamma)
         spread = min(log, float(np.min((1 - 1 / orders) * divergences + log / orders)))
         found = divergences + (1 + self.eta) * spread + math.log(self.mean) / (orders - 1)
@@ -97,10 +98,10 @@ class TruncatedNegativeBinomial:
 
 @dataclass(frozen=True)
 class PoissonRuns:
-    """K ~ Poisson(mean); with chance e^−mean there is no run, and nothing to release.
+    """K ~ Poisson(mean). With probability e^−mean there is no run, and nothing is released.
 
-    D'_λ = log(e^−m + m·e^{(λ−1)(D_λ + m·δ)})/(λ − 1), δ that of one run at ε = log(λ/(λ − 1)).
-    Papernot et al. 2022, Thm. 6, with the chance of no run counted by itself.
+    D'_λ = log(e^−m + m·e^{(λ−1)(D_λ + m·δ)})/(λ − 1), with δ of one run at ε = log(λ/(λ − 1)).
+    Papernot et al. 2022, Thm. 6, with a separate term for the probability of no run.
     """
 
     mean: float
@@ -119,7 +120,7 @@ class PoissonRuns:
         return np.asarray(poisson.pmf(np.arange(MOST + 1), self.mean))
 
     def selected(self, divergences: np.ndarray) -> np.ndarray:
-        """The theorem at every order, with δ by the library's conversion."""
+        """The theorem at every order, with δ from the library's conversion."""
         from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
 
         below, m = np.array(ORDERS) - 1, self.mean
@@ -133,7 +134,7 @@ LAWS = ("geometric", "logarithmic", "poisson")
 
 
 def law_of(name: str, mean: float, eta: float | None = None) -> Law:
-    """A law by its name, or by η, with an expected number of runs."""
+    """A distribution by its name, or by η, with an expected number of runs."""
     if eta is None and name == "poisson":
         law: Law = PoissonRuns(mean)
     else:
@@ -141,27 +142,28 @@ def law_of(name: str, mean: float, eta: float | None = None) -> Law:
         law = TruncatedNegativeBinomial.of_mean(shape, mean)
     if 1 - law.chances().sum() > TAIL:
         raise UserError(
-            f"An expected number of {mean:g} runs would often come to more than {MOST:,}; "
-            "expect fewer."
+            f"With an expected number of {mean:g} runs, more than {MOST:,} can be drawn. Give a "
+            "smaller expected number."
         )
     return law
 
 
 def drawn(law: Law, rng: np.random.Generator) -> int:
-    """K, by inversion of its distribution."""
+    """Draw K by inversion."""
     return int(np.searchsorted(np.cumsum(law.chances()), rng.random(), side="right"))
 
 
 def selection(members: Sequence[Charged], law: Law) -> events.RenyiRelease:
-    """The event of releasing the best of K runs, each of a member drawn at random.
+    """The event of releasing the best of K runs, each of a random member.
 
-    A run tells which member it is, and the draw knows no data: e^{(λ−1)D_λ} of one run is the mean
-    over members. What a run sets aside counts E[K] times, and K is drawn up to TAIL.
+    The member is part of a run's output, and its draw is data-independent, so e^{(λ−1)D_λ} of one
+    run is the mean over members. The escape and distance of a run count E[K] times. K is drawn up
+    to TAIL, which is added to the distance.
     """
     if not fitting(members):
         raise UserError(
-            "These members do not all hold for the same neighbours, so there is no one guarantee "
-            "for the best of them; select among cohorts of one kind."
+            "The guarantees of these members do not share an adjacency, so there is no guarantee "
+            "for the best of them. Use the same kind of cohort for all members."
         )
     curves = [curve(member) for member in members]
     single = _mixed(np.array([c.orders for c in curves]))
@@ -183,12 +185,12 @@ def _mixed(curves: np.ndarray) -> np.ndarray:
 
 
 def _monotone(found: np.ndarray) -> np.ndarray:
-    """D_λ does not fall as λ grows, so a bound at a larger order holds at a smaller one."""
+    """D_λ does not decrease in λ, so a bound at a larger order holds at a smaller one."""
     return np.minimum.accumulate(np.maximum(found, 0.0)[::-1])[::-1]
 
 
 def described(law: Law) -> dict[str, Any]:
-    """The law as plain values; K itself is not among them."""
+    """The distribution as plain values, without K itself."""
     if isinstance(law, PoissonRuns):
         return {"law": "poisson", "expected": law.mean}
     assert isinstance(law, TruncatedNegativeBinomial)

@@ -1,7 +1,7 @@
-"""The privacy statement of a run: each view's (ε, δ) and all that it takes to mean something.
+"""The privacy statement of a run: the (ε, δ) of each view, and what it depends on.
 
-For a lawyer and a reviewer alike: unit, neighbours, views, what is released, sampling, noise,
-accountant, assumptions, and what is not covered. As sentences, as text and as plain values.
+It names the unit, the adjacency, the views, the release, sampling, noise, accountant, assumptions,
+and what is not covered. It is available as sentences, as text and as plain values.
 """
 
 from __future__ import annotations
@@ -11,226 +11,134 @@ import importlib.metadata
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from decimal import ROUND_CEILING, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting.rounding import rounded_up, short
 from fedveil.data.origin import REAL, Origin
-from fedveil.parts.bound import AdaptiveClip, ProbedClip
-from fedveil.parts.cohort import Everyone, FixedSize, Poisson
-from fedveil.parts.discrete import (
-    Binomial,
-    DiscreteGaussian,
-    PublishedLaplace,
-    TruncatedDiscreteLaplace,
+from fedveil.parts.statistics import Statistics
+from fedveil.privacy.guarantee import (
+    BRIEFLY,
+    VIEWS,
+    Guarantee,
+    Rounds,
+    guarantee,
+    in_rounds,
+    written,
 )
-from fedveil.parts.noise import Gaussian, RoundedGaussian
-from fedveil.privacy import accounting, events
-from fedveil.recipe import Recipe, View, foreign
+from fedveil.recipe import Recipe, View
+from fedveil.serialization import markup
 from fedveil.wire import length
 
-VIEWS: tuple[View, ...] = ("models", "sum", "messages")
-SEEN: dict[str, str] = {
-    "models": "sees every released model but no individual message",
-    "sum": "sees who takes part and the sum of their messages, but no individual message",
-    "messages": "sees every client's message and who sent it",
-}
-BRIEFLY: dict[str, str] = {
-    "models": "seeing the released models only",
-    "sum": "seeing who takes part and the sum of their messages",
-    "messages": "seeing every message and who sent it",
-}
+if TYPE_CHECKING:
+    from polars import DataFrame
+
+Setting = tuple[tuple[str, str], ...]  # more labels and texts of a statement
+UNRECORDED = "Not recorded: this run counts against no budget."
+RECORDED = "Recorded in the ledger"  # the account is a hash of the data, so it is not printed
 
 
-UNRECORDED = "not recorded; this run counts against no budget."
-RECORDED = "recorded in the ledger"  # under a name that is a hash of the data, so not told here
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """The rounds that a guarantee is for, fixed before the run, and how many have been run.
-
-    Stopping earlier, for whatever reason, is post-processing of the planned run: the ε of
-    `counted` rounds holds, that of the rounds run so far does not (docs/privacy.md, "Stopping").
-    """
-
-    planned: int
-    run: int
-    redrawn: int = 0  # lost in a crash and drawn again with other noise: they come on top
-    limited: bool = False  # the run's own ε allowed fewer than that, whatever was lost when
-
-    @classmethod
-    def all(cls, planned: int) -> Rounds:
-        """Of a run that is whole, or of none in particular."""
-        return cls(planned, planned)
-
-    @property
-    def whole(self) -> bool:
-        """Whether all that was planned has been run, once."""
-        return self.run >= self.planned and not self.redrawn
-
-    def sentence(self, counted: int) -> str:
-        """How many, for a reader of the guarantee."""
-        if self.whole:
-            return f"Rounds: {counted:,}."
-        told = f"Rounds: {self.planned:,} planned, {self.run:,} run"
-        if self.redrawn:
-            told += f", {self.redrawn:,} more lost in a crash and drawn again"
-        if self.limited:
-            return f"{told}; ε limits the run, whenever rounds are lost."
-        return f"{told}; ε is that of {counted:,}."
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """(ε, δ) for a unit, an adjacency and a view; ε = ∞ with the reason where there is none.
-
-    `epsilon` holds however often the unit was drawn, up to `most` rounds. Where who takes part is
-    seen, `drawn` is the ε over the coins that decide it, if they were fair, and `capped` the ε if
-    clients themselves refuse to take part more than `cap` times.
-    """
-
-    epsilon: float
-    delta: float
-    unit: str
-    adjacency: str
-    view: View
-    rounds: int
-    population: int
-    reason: str = ""
-    hidden: bool = True  # whether this view does not show who takes part
-    most: int = 0
-    drawn: float | None = None
-    cap: int | None = None  # where this view must not rely on it
-    capped: float | None = None
-    course: Rounds | None = None  # None where no run is spoken of
-    origin: Origin = REAL
-
-    @property
-    def private(self) -> bool:
-        """Whether there is a finite ε."""
-        return math.isfinite(self.epsilon)
-
-    def sentence(self) -> str:
-        """The guarantee for a reader who was not there."""
-        if not self.private:
-            return f"No privacy guarantee: {self.reason}.{self._by_clients()}"
-        return (
-            f"{self._subject()} ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
-            f"-differentially private per {self.unit} against anyone who {SEEN[self.view]}. "
-            f"Adjacency: {self.adjacency}. {self._course().sentence(self.rounds)}{self._public()}"
-            f"{self._attended()}{self._by_clients()}{self.remark()}"
-        )
-
-    def _subject(self) -> str:
-        """What holds only in a simulation, or not at all, comes before the claim."""
-        excluded = self.origin.excluded
-        apart = f"apart from {excluded}, read from private data without noise, " if excluded else ""
-        if self.origin.simulated:
-            return (
-                "Simulation: the clients are made up, so nobody real is protected. For real "
-                f"clients, {apart}this training would be"
-            )
-        claim = f"{apart}this training is"
-        return claim[:1].upper() + claim[1:]
-
-    def _course(self) -> Rounds:
-        return self.course or Rounds.all(self.rounds)
-
-    def _public(self) -> str:
-        return (
-            f" Public: the number of {self.unit}s ({self.population:,})." if self.population else ""
-        )
-
-    def _by_clients(self) -> str:
-        if self.capped is None or self.cap is None:
-            return ""
-        return (
-            f" The cap is kept by the server and not counted on; if {self.unit}s themselves refuse "
-            f"to take part in more than {_rounds(self.cap)}, ε is {rounded_up(self.capped)}."
-        )
-
-    def _attended(self) -> str:
-        if self.hidden or (self.drawn is None and self.most == self.rounds):
-            return ""
-        often = "every round" if self.most == self.rounds else _rounds(self.most)
-        holds = f" It holds for one that takes part in {often}"
-        if self.drawn is None:
-            return f"{holds}."
-        coins = f"over fair coins that decide who takes part, ε is {rounded_up(self.drawn)}"
-        return f"{holds}; {coins}."
-
-    def remark(self) -> str:
-        """What is wrong with its δ, if anything."""
-        if self.delta * self.population < 1:
-            return ""
-        return (
-            f" δ is at least 1/{self.population:,}: too large to protect each {self.unit}; "
-            f"use {1 / (10 * self.population):.0e}."
-        )
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Statement:
-    """What a run of a settled recipe may claim, view by view."""
+    """The guarantees of a run of a calibrated recipe, in each view."""
 
     recipe: Recipe
     dim: int
     guarantees: tuple[Guarantee, ...]  # one for each view, in the order of VIEWS
-    secure: bool | None = False  # None where no run is spoken of
-    diagnostics: bool | None = None  # whether a run has recorded them; None where none is spoken of
-    ledger: str | None = None  # where a run is recorded, in words; None where none is spoken of
+    secure: bool | None = False  # None if there is no run
+    diagnostics: bool | None = None  # whether the run records them; None if there is no run
+    ledger: str | None = None  # where the run is recorded, as text; None if there is no run
+    setting: Setting = ()  # what a federation adds: who holds the data, and who is trusted
+    trained: str | None = None  # which parameters, if some are frozen
+
+    def __repr__(self) -> str:
+        said = self.main
+        spent = "no guarantee" if math.isinf(said.epsilon) else f"ε = {rounded_up(said.epsilon)}"
+        return (
+            f"<Statement of {self.recipe.name}: {spent}, δ = {short(said.delta)}, view {said.view}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """The statement as a table, for notebooks."""
+        return markup.table(self.entries(), caption="Privacy statement")
+
+    def to_frame(self) -> DataFrame:
+        """One row per view: ε, δ, adjacency and unit, as a polars DataFrame."""
+        from polars import DataFrame
+
+        rows = [
+            {"view": g.view, "epsilon": g.epsilon, "delta": g.delta, "adjacency": g.adjacency,
+             "unit": g.unit}
+            for g in self.guarantees
+        ]  # fmt: skip
+        return DataFrame(rows)
+
+    def plot(self) -> Any:
+        """ε over the rounds as a Plotly figure."""
+        import fedveil
+
+        return fedveil.plot(self)
 
     @property
     def main(self) -> Guarantee:
-        """Towards the view that the recipe is for."""
+        """The guarantee in the recipe's view."""
         return self.towards(self.recipe.view)
 
     def towards(self, view: View) -> Guarantee:
-        """The guarantee of one view."""
+        """The guarantee in one view."""
         return self.guarantees[VIEWS.index(view)]
 
     def limited(self, epsilon: float) -> Statement:
-        """The same, where the run's own ε ended it before all its rounds."""
+        """The statement of a run that its own ε ended before all its rounds."""
         view = self.recipe.view
         kept = (replace(g, epsilon=epsilon) if g.view == view else g for g in self.guarantees)
         return replace(self, guarantees=tuple(kept))
 
     def entries(self) -> Iterator[tuple[str, str]]:
-        """Labels and their texts, in the order a reader needs them."""
+        """Labels and their texts, in reading order."""
         yield "Privacy", self.main.sentence()
-        if isinstance(self.recipe.bound, ProbedClip):
-            yield "Leak", self._leak(self.recipe.bound.norm)
+        if self.recipe.bound.leaks:
+            yield "Leak", self.recipe.bound.leak
         if not self.recipe.private:
             return
-        for guarantee in self.guarantees:
-            yield f"  {guarantee.view}", _line(guarantee)
+        for one in self.guarantees:
+            yield f"  {one.view}", _line(one)
+        if self.recipe.statistics is not None:
+            yield "Statistics", self._statistics(self.recipe.statistics)
+        if self.recipe.evaluation is not None:
+            yield "Evaluation", self._evaluation(self.recipe.evaluation)
         yield "Released", self._released()
+        if self.trained is not None:
+            yield "Trained", self.trained
         yield "Sampling", self._sampling()
         yield "Noise", self._noise() + self._randomness()
+        yield from self.setting
         if self.diagnostics is not None:
             yield "Diagnostics", self._diagnostics(self.diagnostics)
         if self.ledger is not None:
             yield "Ledger", self.ledger
         if self.bits is not None:
-            yield "Messages", f"{self.bits} bits a coordinate, {self.message_bytes:,} bytes each"
+            yield "Messages", f"{self.bits} bits per coordinate, {self.message_bytes:,} bytes each."
         yield "Accounted", _accountant()
-        yield "Assumed", "; ".join(self._assumptions()) + "."
-        yield "Not covered", "; ".join(self._not_covered()) + "."
+        yield "Assumed", _sentences(self._assumptions())
+        yield "Not covered", _sentences(self._not_covered())
 
     def text(self) -> str:
         """The statement as a page of plain text."""
         return "".join(f"{label:<12}{text}\n" for label, text in self.entries())
 
     def plain(self) -> dict[str, Any]:
-        """The statement as plain values, for JSON; an ε that is not finite is null."""
+        """The statement as plain values for JSON. An infinite ε is null."""
         main = self.main
         return {
             "algorithm": self.recipe.name,
             "unit": main.unit,
             "population": main.population,
+            "population_of": "silo" if self.recipe.by_record else main.unit,
             "rounds": main.rounds,
             "course": None if main.course is None else asdict(main.course),
             "dimension": self.dim,
+            "trained": self.trained,
             "delta": main.delta,
             "view": self.recipe.view,
             "views": {g.view: _plain(g) for g in self.guarantees},
@@ -247,15 +155,12 @@ class Statement:
 
     @property
     def multiplier(self) -> float | None:
-        """Noise on the sum over the bound of one message, where noise is Gaussian."""
-        noise = self.recipe.noise
-        if isinstance(noise, Gaussian | RoundedGaussian) and not foreign(noise):
-            return noise.multiplier
-        return None
+        """The noise multiplier, for Gaussian noise: noise on the sum over the message bound."""
+        return self.recipe.noise.noise_multiplier
 
     @property
     def bits(self) -> int | None:
-        """Bits a coordinate on the wire, where messages are whole numbers."""
+        """Bits per coordinate of a message, for integer messages."""
         wire = self._wire
         return None if wire is None else wire.bits
 
@@ -267,213 +172,197 @@ class Statement:
     @functools.cached_property
     def _wire(self) -> Any:
         population = self.main.population or 1
-        return self.recipe.wire(self.dim, population) if self.recipe.noise.settled else None
-
-    @staticmethod
-    def _leak(threshold: float) -> str:
-        return (
-            f"the clipping threshold {threshold:.4g} was taken from a run without noise on these "
-            "data, and no ε covers it; an adaptive clip would not leak."
-        )
+        return self.recipe.wire(self.dim, population) if self.recipe.noise.calibrated else None
 
     def _released(self) -> str:
-        more = ""
-        if isinstance(self.recipe.bound, AdaptiveClip):
-            more = " and every threshold C_k, whose noisy counts are accounted"
-        return f"every model of {_rounds(self.main.rounds)}{more}; all that is computed from them."
+        more = self.recipe.bound.released
+        released = [f"every model of {in_rounds(self.main.rounds)}{more}"]
+        if self.recipe.by_record:
+            own = " and its own model" if self.recipe.memory.personal else ""
+            released.append(f"every silo's messages{own}")
+        if self.recipe.statistics is not None:
+            released.insert(0, "the statistics")
+        if self.recipe.evaluation is not None:
+            released.append("the noisy evaluations")
+        listed = ", ".join(released)
+        return f"{listed[:1].upper()}{listed[1:]}, and everything computed from them."
+
+    def _statistics(self, statistics: Statistics) -> str:
+        event = statistics.event(self.main.adjacency)  # type: ignore[arg-type]
+        alone = rounded_up(accounting.epsilon(event, self.main.delta))
+        what = ", and ".join(self.main.origin.released) or "statistics of the data"
+        return (
+            f"{what[:1].upper()}{what[1:]}, learned before training with Gaussian noise: alone ε = "
+            f"{alone} at the same δ. ε above covers them and the training together. A value that "
+            f"only one {self.main.unit} has is released with probability at most "
+            f"{rounded_up(statistics.escape)}."
+        )
+
+    def _evaluation(self, evaluation: Statistics) -> str:
+        event = evaluation.event(self.main.adjacency)  # type: ignore[arg-type]
+        alone = rounded_up(accounting.epsilon(event, self.main.delta))
+        unit = self.main.unit
+        whose = f"the {unit}s' own held-out examples" if unit == "client" else "the test examples"
+        simulated = self.main.origin.simulated and unit == "client"
+        dealt = " Test examples were dealt to the made-up clients." if simulated else ""
+        return (
+            f"Accuracy, loss and other results on {whose} carry Gaussian noise: all planned "
+            f"evaluations together have ε = {alone} at the same δ. ε above covers them and the "
+            f"training together, for {unit}s in either. Each {unit} counts once.{dealt}"
+        )
 
     def _sampling(self) -> str:
-        cohort, unit = self.recipe.cohort, self.main.unit
-        cap = "" if cohort.cap is None else f", at most {cohort.cap} times in a run"
-        if not foreign(cohort):
-            match cohort:
-                case Poisson(rate):
-                    often = f"takes part in a round with probability {rate:g}"
-                    return f"Poisson: each {unit} {often}{cap}."
-                case FixedSize(clients):
-                    return f"fixed size: {clients} {unit}s a round without replacement{cap}."
-                case Everyone():
-                    return f"every {unit} takes part in every round."
-        return f"{cohort!r}: {self._expected()} a round{cap}, as this cohort itself says."
-
-    def _expected(self) -> str:
-        """How many take part in a round on average; of one where their number is not known."""
-        unit, population = self.main.unit, self.main.population
-        expected = self.recipe.cohort.expected(population or 1)
-        if population:
-            return f"{expected:g} of {population:,} {unit}s on average"
-        return f"{expected:g} times the number of {unit}s on average"
+        recipe, silos = self.recipe, self.main.population
+        if recipe.by_record:
+            return f"{recipe.local.describe(silos)} {recipe.cohort.describe('silo', silos)}"
+        return self.recipe.cohort.describe(self.main.unit, self.main.population)
 
     def _noise(self) -> str:
         noise = self.recipe.noise
-        where = "added by the server" if noise.at == "server" else "added by the clients"
-        if foreign(noise):
-            return f"{noise!r}, {where}"
-        match noise:
-            case Gaussian(multiplier) | RoundedGaussian(multiplier):
-                kind = "Gaussian" if isinstance(noise, Gaussian) else "rounded Gaussian"
-                return (
-                    f"{kind} of multiplier {rounded_up(multiplier or 0.0, 6)} on the sum, {where}"
-                )
-            case PublishedLaplace():
-                return "truncated discrete Laplace as published, not private as claimed"
-            case TruncatedDiscreteLaplace(alpha, support):
-                return f"truncated discrete Laplace, α = {alpha:.4g}, on ±{support} steps, {where}"
-            case DiscreteGaussian(sigma, support):
-                return f"discrete Gaussian, σ = {sigma:.4g}, on ±{support} steps, {where}"
-            case Binomial(trials):
-                return f"binomial of {trials} trials, {where}"
-            case _:
-                return f"{type(noise).__name__}, {where}"
+        who = "server" if noise.at == "server" else "clients"
+        if self.recipe.by_record:
+            who = "silos to their own steps"
+        return f"{noise.describe()}, added by the {who}."
 
     def _randomness(self) -> str:
         if self.secure is None:
-            return "."
+            return ""
         if self.secure:
-            return "; drawn from the operating system's randomness by ChaCha20, as whole numbers."
-        return "; simulated: who knows the seed can recompute it."
+            return " Drawn as integers from the operating system's randomness with ChaCha20."
+        return " Simulated: anyone who knows the seed can reproduce it."
 
     @staticmethod
     def _diagnostics(recorded: bool) -> str:
         if not recorded:
-            return "not recorded; the means of every round are private data all the same."
+            return "Not recorded. The means of each round are still private data."
         return (
-            "recorded: norm and angle of every update of a client, and how the model serves each "
-            "client; a saved run keeps them in metrics.parquet, clients.parquet and "
-            "evaluation.json, and of one that is not saved result.records has the means; they are "
-            "private data, which no ε covers, and not to be released."
+            "Recorded: the norm and angle of each client's update, and per-client evaluation "
+            "(metrics.parquet, clients.parquet, evaluation.json; without a run directory, "
+            "result.records has the means). These are private data: no ε covers them. Do not "
+            "release them."
         )
 
     def _assumptions(self) -> Iterator[str]:
+        if self.recipe.by_record:
+            yield from self._assumed_of_silos()
+            return
         yield self._bounding()
         yield f"the number of {self.main.unit}s and the recipe are public"
-        if own := ", ".join(self.recipe.foreign):
-            yield f"parts that are not fedveil's ({own}) do what they say; nobody has checked that"
+        yield from self._foreign()
         if any(g.private and g.hidden for g in self.guarantees):
-            yield "towards view models: the server is trusted, and who takes part stays secret"
+            yield "view models: the server is trusted, and who takes part stays secret"
+        if self.recipe.noise.correlated and not self.recipe.hidden("models"):
+            yield (
+                "view models: the server is trusted, and keeps the participations of a "
+                f"{self.main.unit} apart. Who takes part may be known"
+            )
         if self.recipe.noise.at == "client" and self.recipe.hidden("models"):
             yield (
-                "towards view models: every drawn client's message arrives (a missing one aborts "
-                "the round, which shows who was drawn)"
+                "view models: every sampled client's message arrives (a missing one aborts the "
+                "round, which shows who was sampled)"
             )
         if self.towards("sum").private:
-            yield f"towards view sum: {self._aggregation()}"
+            yield f"view sum: {self._aggregation()}"
+        yield from self._crashed()
+
+    def _assumed_of_silos(self) -> Iterator[str]:
+        """Records rely on their own silo, and on nobody else."""
+        yield (
+            "every silo samples, clips and adds noise as the recipe specifies, and keeps its "
+            "samples secret. Neither the server nor any other silo is trusted"
+        )
+        yield "the number of silos, the number of records in each, and the recipe are public"
+        yield from self._foreign()
+        yield from self._crashed()
+
+    def _foreign(self) -> Iterator[str]:
+        if own := ", ".join(self.recipe.foreign):
+            yield f"user-defined parts ({own}) do what they claim, which fedveil cannot check"
+
+    def _crashed(self) -> Iterator[str]:
         if (course := self.main.course) is not None and course.redrawn:
-            yield "when the run crashed did not depend on what it had released" + (
+            yield "the time of the crash did not depend on what the run had released" + (
                 f" (view {self.recipe.view} needs no such assumption)" if course.limited else ""
             )
 
     def _bounding(self) -> str:
-        """Who sees to it that messages are short: one who is trusted."""
+        """The party that is trusted to bound messages."""
         how = "bounded as the recipe specifies"
         if not any(self.towards(view).private for view in ("sum", "messages")):
             return f"every message is {how}, by its client or by the server on receipt"
         own = f"every message is {how} by its client itself"
         if not self.towards("models").private:
             return own
-        return f"{own}, or towards view models by the server on receipt"
+        return f"{own}, or in view models by the server on receipt"
 
     def _aggregation(self) -> str:
-        sure = self.recipe.summands(self.main.population or 1, "sum")
+        sure = self.recipe.noise_shares(self.main.population or 1, "sum")
         if sure <= 1:
-            return "secure aggregation shows the sum alone"
+            return "secure aggregation reveals nothing but the sum"
         return (
-            f"secure aggregation shows the sum alone, and none that fewer than {sure:g} honest "
-            "clients add noise to; the aggregation protocol ensures both, not the server's word"
+            "secure aggregation reveals nothing but the sum, and no sum with noise from fewer than "
+            f"{sure:g} honest clients (the aggregation protocol ensures both, not the server)"
         )
 
     def _not_covered(self) -> Iterator[str]:
-        yield "choosing settings by looking at results on these data"
-        yield "diagnostics: norms, counts, accuracy curves and client memory are private data"
-        yield "thresholds and ranges taken from these data, if there are any"
+        yield "settings chosen by looking at results on these data"
+        exact = "accuracy curves" if self.recipe.evaluation is None else "results per client"
+        memory = "" if self.recipe.by_record else " and client memory"  # of silos, it is noisy
+        told = f"norms, counts{',' if memory else ' and'} {exact}{memory}"
+        yield f"diagnostics ({told} are private data)"
+        yield "thresholds and ranges taken from these data without noise, if any"
+        if self.recipe.by_record:
+            yield "a person with several records, as a whole, and what a silo's own staff sees"
+        if self.trained is not None:
+            yield "the data that frozen parameters were trained on before"
+        if self.recipe.noise.correlated:
+            yield "the run's checkpoint, which contains past noise"
         if self.secure is False:
-            yield "one who knows the seed, and the last bits of floating-point sums"
+            yield "adversaries who know the seed or see the last bits of floating-point sums"
 
 
-def _line(guarantee: Guarantee) -> str:
+def _sentences(clauses: Iterator[str]) -> str:
+    """Each clause as a sentence."""
+    return " ".join(f"{clause[:1].upper()}{clause[1:]}." for clause in clauses)
+
+
+def _line(one: Guarantee) -> str:
     """One view in a line."""
-    brief = BRIEFLY[guarantee.view]
+    brief = BRIEFLY[one.view]
     capped = ""
-    if guarantee.capped is not None:
-        capped = f"; ε = {rounded_up(guarantee.capped)} if clients keep the cap themselves"
-    if not guarantee.private:
-        return f"no finite ε, {brief}: {guarantee.reason}{capped}."
+    if one.capped is not None:
+        capped = f" ε = {rounded_up(one.capped)} if clients enforce the cap themselves."
+    if not one.private:
+        return f"no guarantee {brief}: {one.reason}.{capped}"
     drawn = ""
-    if not guarantee.hidden and guarantee.drawn is not None and guarantee.drawn < guarantee.epsilon:
-        often = "all rounds" if guarantee.most == guarantee.rounds else _rounds(guarantee.most)
-        drawn = f"; taking part in {often}, or ε = {rounded_up(guarantee.drawn)} over fair coins"
+    if not one.hidden and one.drawn is not None and one.drawn < one.epsilon:
+        often = "all rounds" if one.most == one.rounds else in_rounds(one.most)
+        drawn = (
+            f" For a participant in {often}; over the random choice of participants ε = "
+            f"{rounded_up(one.drawn)}."
+        )
     return (
-        f"ε = {rounded_up(guarantee.epsilon)} at δ = {rounded_up(guarantee.delta)}, {brief} "
-        f"({guarantee.adjacency}){drawn}{capped}.{guarantee.remark()}"
+        f"ε = {rounded_up(one.epsilon)}, δ = {rounded_up(one.delta)} {brief} "
+        f"({written(one.adjacency)}).{drawn}{capped}{one.remark()}"
     )
 
 
 def _plain(guarantee: Guarantee) -> dict[str, Any]:
     values = asdict(guarantee)
-    del values["origin"], values["course"]  # said once, for all views
+    del values["origin"], values["course"]  # stored once, for all views
     for name in ("epsilon", "drawn", "capped"):
         if values[name] is not None and not math.isfinite(values[name]):
             values[name] = None
+    values["silos"] = [one if math.isfinite(one) else None for one in guarantee.silos]
     return {**values, "sentence": guarantee.sentence()}
 
 
 def _accountant() -> str:
     version = importlib.metadata.version("dp-accounting")
     return (
-        f"by dp-accounting {version}: privacy loss distributions, rounded up, for Gaussian, pure "
-        "and sampled releases; whole-number noise by the Gaussian that dominates it or by its "
-        "Rényi divergences, whichever gives the smaller ε."
-    )
-
-
-def rounded_up(number: float, digits: int = 3) -> str:
-    """A number in a few digits, never smaller than it is.
-
-    >>> rounded_up(4.9912), rounded_up(2.00096), rounded_up(1e-5)
-    ('5', '2.01', '1e-05')
-    """
-    if not math.isfinite(number):
-        return "∞"
-    exact = Decimal(str(number))
-    step = Decimal(1).scaleb(exact.adjusted() - digits + 1)
-    return f"{float(exact.quantize(step, ROUND_CEILING)):.{digits}g}"
-
-
-def guarantee(
-    recipe: Recipe,
-    dim: int,
-    population: int,
-    rounds: int,
-    delta: float,
-    view: View | None = None,
-    origin: Origin = REAL,
-    course: Rounds | None = None,
-) -> Guarantee:
-    """What `rounds` rounds of a recipe with settled noise spend, towards a view."""
-    view = view or recipe.view
-    people = population or 1
-    spent = recipe.spent(dim, people, rounds, view)
-    epsilon = accounting.epsilon(spent, delta)
-    hidden = recipe.hidden(view)
-    attended = None if hidden else recipe.attended(dim, people, rounds, view)
-    kept = recipe.kept_by_clients(dim, people, rounds, view)
-    capped = math.inf if kept is None else accounting.epsilon(kept, delta)
-    return Guarantee(
-        epsilon=epsilon,
-        delta=delta,
-        unit=recipe.unit,
-        adjacency=recipe.adjacency(view),
-        view=view,
-        rounds=rounds,
-        population=population,
-        reason="" if math.isfinite(epsilon) else _reason(recipe.release(dim, people, view)),
-        hidden=hidden,
-        most=recipe.most(rounds, view),
-        drawn=None if attended is None else min(accounting.epsilon(attended, delta), epsilon),
-        cap=recipe.cohort.cap if math.isfinite(capped) else None,
-        capped=capped if math.isfinite(capped) else None,
-        course=course,
-        origin=origin,
+        f"By dp-accounting {version}. Gaussian, pure and sampled releases: privacy loss "
+        "distributions, rounded up. Integer noise: the Gaussian that dominates it, or its Rényi "
+        "divergences, whichever gives the smaller ε."
     )
 
 
@@ -488,22 +377,10 @@ def statement(
     origin: Origin = REAL,
     course: Rounds | None = None,
     ledger: str | None = None,
+    setting: Setting = (),
+    trained: str | None = None,
 ) -> Statement:
-    """The statement of a recipe with settled noise for so many rounds."""
+    """The statement of a recipe with calibrated noise for a number of rounds."""
     size = (dim, population, rounds, delta)
     views = tuple(guarantee(recipe, *size, view, origin, course) for view in VIEWS)
-    return Statement(recipe, dim, views, secure, diagnostics, ledger)
-
-
-def _reason(event: events.Release) -> str:
-    if isinstance(event, events.NonPrivate):
-        return event.reason
-    return "there is too little noise for this δ"
-
-
-def _rounds(count: int) -> str:
-    """
-    >>> _rounds(1), _rounds(1000)
-    ('1 round', '1,000 rounds')
-    """
-    return f"{count:,} round{'' if count == 1 else 's'}"
+    return Statement(recipe, dim, views, secure, diagnostics, ledger, setting, trained)

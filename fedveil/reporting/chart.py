@@ -1,4 +1,4 @@
-"""Charts as plain values: traces, layout, a caption, words and a table that say the same."""
+"""Charts as plain values: traces, layout, caption, and the same content as text and table."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any
 
 import numpy as np
 
-MOST_POINTS = 400  # of a curve
-MOST_ROWS = 12  # of the table behind a chart
-MOST_MARKED = 4  # lines of which every point has a mark
-COLOURS = 8  # @c0 … @c7, which the page's style sheet has for light and dark
+from fedveil.accounting.rounding import short
+
+MOST_POINTS = 400  # per curve
+MOST_ROWS = 12  # of the table below a chart
+MOST_MARKED = 4  # up to this many lines, every point has a marker
+COLOURS = 8  # @c0 … @c7, defined by the page's style sheet for light and dark
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid", "dash")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "triangle-down")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers in words of few digits, under a heading each."""
+    """Formatted numbers under column headings."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -28,7 +30,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Chart:
-    """One picture; colours are named @c0 … and given by the page's theme."""
+    """One chart; colours are named @c0 … and defined by the page's theme."""
 
     title: str
     caption: str
@@ -38,14 +40,14 @@ class Chart:
     table: Table
     height: int = 340
     wide: bool = False
-    named: bool = False  # whether even a single line has to be told from others on the page
-    kind: str = "plain"  # "rounds" for one with a slider
-    frames: dict[str, Any] = field(default_factory=dict)  # what its slider shows
+    named: bool = False  # whether even a single line needs a legend
+    kind: str = "plain"  # "rounds" for a chart with a slider
+    frames: dict[str, Any] = field(default_factory=dict)  # the slider's data
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A member's line: its mean over seeds, and the least and the greatest of them."""
+    """A member's line: its mean over seeds, and the minimum and maximum over them."""
 
     label: str
     x: np.ndarray
@@ -53,11 +55,11 @@ class Curve:
     low: np.ndarray
     high: np.ndarray
     seeds: int = 1
-    place: int = 0  # of its member, which has one colour and one dash on the whole page
-    until: float = 0.0  # where it would end, had it stayed finite
+    place: int = 0  # of its member, which has one colour and one dash throughout the page
+    until: float = 0.0  # the last x, had all values stayed finite
 
     def thinned(self, most: int = MOST_POINTS) -> Curve:
-        """At most about so many points, the extremes of every stretch among them."""
+        """At most about `most` points, including the extremes of every interval."""
         keep = extremes([self.mean, self.low, self.high], most)
         x, mean, low, high = (v[keep] for v in (self.x, self.mean, self.low, self.high))
         return replace(self, x=x, mean=mean, low=low, high=high)
@@ -76,7 +78,7 @@ class Curve:
 
 
 def extremes(lines: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """Positions that keep both ends and each line's minimum and maximum in equal stretches.
+    """Positions that keep both ends and each line's minimum and maximum in equal intervals.
 
     >>> extremes([np.array([0, 9, 1, 2, -5, 3, 4, 5.0])], 6)
     array([0, 1, 4, 7])
@@ -92,7 +94,7 @@ def extremes(lines: Sequence[np.ndarray], most: int) -> np.ndarray:
 
 
 def merged(curves: Sequence[Curve]) -> list[Curve]:
-    """Curves that coincide as one, which has all their names."""
+    """Coinciding curves as one, labelled with all their names."""
     groups: list[list[Curve]] = []
     for curve in curves:
         found = next((group for group in groups if group[0].same(curve)), None)
@@ -101,7 +103,7 @@ def merged(curves: Sequence[Curve]) -> list[Curve]:
         else:
             found.append(curve)
     return [
-        replace(group[0], label=f"all {len(group)} alike")
+        replace(group[0], label=f"all {len(group)} coincide")
         if len(group) == len(curves) > 2
         else replace(group[0], label=" and ".join(curve.label for curve in group))
         for group in groups
@@ -111,7 +113,7 @@ def merged(curves: Sequence[Curve]) -> list[Curve]:
 def lines(
     curves: Sequence[Curve], x: str, y: str, title: str, caption: str, **more: Any
 ) -> Chart | None:
-    """Lines with bands over seeds; None where there is nothing to draw, or one point only."""
+    """Lines with bands over seeds; None if there are fewer than two points to draw."""
     curves = merged([curve for curve in curves if len(curve.x)])
     if all(len(curve.x) < 2 for curve in curves):
         return None
@@ -128,6 +130,8 @@ def lines(
         layout["yaxis"] = {**layout["yaxis"], "tickformat": ".0%"}
     elif "range" not in layout["yaxis"] and _spreads(curves):
         layout["yaxis"] = {**layout["yaxis"], "type": "log", "dtick": 1 if _wide(curves) else "D2"}
+    if "range" not in layout["yaxis"] and (ends := _flat(curves, percent)) is not None:
+        layout["yaxis"] = {**layout["yaxis"], "range": ends}
     marked = len(drawn) <= MOST_MARKED
     traces = [trace for curve in drawn for trace in _traces(curve, percent, marked)]
     return Chart(
@@ -135,15 +139,31 @@ def lines(
         caption=" ".join([caption, *_remarks(curves, drawn)]),
         traces=traces,
         layout=layout,
-        alt=f"Lines of {y} by {x}. " + " ".join(told(curve, x, percent) for curve in curves),
+        alt=f"Line chart of {y} by {x}. " + " ".join(told(curve, x, percent) for curve in curves),
         table=_table(curves, x, percent),
     )
+
+
+def _flat(curves: Sequence[Curve], percent: bool) -> list[float] | None:
+    """An axis around values that hardly differ, which would else span far more than they do.
+
+    >>> one = np.array([0.75])
+    >>> [round(end, 3) for end in _flat([Curve("a", one, one, one, one)], True) or []]
+    [0.7, 0.8]
+    """
+    low = min(float(curve.low.min()) for curve in curves)
+    high = max(float(curve.high.max()) for curve in curves)
+    room = 0.05 if percent else 0.1 * max(abs(low), abs(high), 1e-9)
+    if high - low > room / 5:
+        return None
+    ends = [low - room, high + room]
+    return [max(ends[0], 0.0), min(ends[1], 1.0)] if percent and 0 <= low <= high <= 1 else ends
 
 
 def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
     seeds = [curve.seeds for curve in curves if curve.spreads]
     if seeds:
-        yield f"Line: mean of {max(seeds)} seeds; band: from the least to the greatest of them."
+        yield f"Line: mean of {max(seeds)} seeds. Band: minimum to maximum over seeds."
     for curve in curves:
         if curve.x[-1] < curve.until:
             yield f"{curve.label} has no finite value after {few_digits(curve.x[-1])}."
@@ -151,8 +171,8 @@ def _remarks(curves: Sequence[Curve], drawn: Sequence[Curve]) -> Iterable[str]:
     all_, kept = len(curves[largest].x), len(drawn[largest].x)
     if kept < all_:
         yield (
-            f"{kept} of {all_} points are drawn: both ends, and of every stretch between the least "
-            "and the greatest."
+            f"Shows {kept} of {all_} points: both ends, and the minimum and maximum of each "
+            "interval between."
         )
 
 
@@ -177,12 +197,12 @@ def _traces(curve: Curve, percent: bool, marked: bool) -> Iterable[dict[str, Any
 
 
 def told(curve: Curve, x: str, percent: bool) -> str:
-    """A line in a sentence."""
+    """Describe a line in one sentence."""
     show = share if percent else few_digits
     least, most = float(curve.mean.min()), float(curve.mean.max())
     return (
         f"{curve.label}: {show(curve.mean[0])} at {x} {few_digits(curve.x[0])}, "
-        f"{show(curve.mean[-1])} at {few_digits(curve.x[-1])}; least {show(least)}, greatest "
+        f"{show(curve.mean[-1])} at {few_digits(curve.x[-1])}; minimum {show(least)}, maximum "
         f"{show(most)}."
     )
 
@@ -196,7 +216,7 @@ def _table(curves: Sequence[Curve], x: str, percent: bool) -> Table:
             spread = f"{show(curve.low[i])} – {show(curve.high[i])}" if curve.seeds > 1 else ""
             rows.append([curve.label, few_digits(curve.x[i]), show(curve.mean[i]), spread])
     several = any(curve.seeds > 1 for curve in curves)
-    head = ["run", x, "mean" if several else "value", "over seeds"]
+    head = ["run", x, "mean" if several else "value", "range over seeds"]
     return Table(head, rows) if several else Table(head[:3], [row[:3] for row in rows])
 
 
@@ -205,7 +225,7 @@ def _values(curves: Sequence[Curve]) -> np.ndarray:
 
 
 def _spreads(curves: Sequence[Curve]) -> bool:
-    """Whether a logarithmic axis shows more: all positive, over more than a decade and a half."""
+    """Whether to use a logarithmic axis: all positive, over more than a decade and a half."""
     lows = np.concatenate([curve.low for curve in curves])
     return bool((lows > 0).all() and _values(curves).max() > 30 * lows.min())
 
@@ -216,17 +236,17 @@ def _wide(curves: Sequence[Curve]) -> bool:
 
 
 def numbers(values: np.ndarray) -> list[float | None]:
-    """For JSON, in five digits; what is not finite is null."""
+    """Five-digit numbers for JSON; numbers that are not finite become null."""
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in np.asarray(values, float)]
 
 
 def text(label: str) -> str:
-    """A user's text for a chart, whose library reads a few tags in it."""
+    """A user's text for a chart, escaped for Plotly's markup."""
     return html.escape(label, quote=False)
 
 
 def shortened(names: Sequence[str], most: int = 16) -> list[str]:
-    """Names that fit beside an axis and still differ from each other.
+    """Names that fit next to an axis and stay distinct.
 
     >>> shortened(["a", "a name that is long", "a name that is too long"])
     ['a', 'a name that is… (1)', 'a name that is… (2)']
@@ -236,15 +256,15 @@ def shortened(names: Sequence[str], most: int = 16) -> list[str]:
 
 
 def few_digits(value: float) -> str:
-    """A number for a reader.
+    """Format a number for reading.
 
     >>> few_digits(0.000012345), few_digits(1234567.0), few_digits(0.5), few_digits(float("nan"))
-    ('1.23e-05', '1,234,567', '0.5', '–')
+    ('1.23e-5', '1,234,567', '0.5', '–')
     """
     if not math.isfinite(value):
         return "–"
     if abs(value) >= 1e9 or 0 < abs(value) < 1e-3:
-        return f"{value:.3g}"
+        return short(value, 3)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -258,7 +278,7 @@ def share(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes for a reader.
+    """Format a number of bytes for reading.
 
     >>> size(512), size(31_360_000)
     ('512 bytes', '31.4 MB')

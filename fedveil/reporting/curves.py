@@ -9,42 +9,44 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.accounting.rounding import short
 from fedveil.data.origin import footnote
-from fedveil.privacy.statement import BRIEFLY
+from fedveil.privacy.guarantee import BRIEFLY
 from fedveil.reporting.chart import Chart, Curve, few_digits, lines, merged, share, size
-from fedveil.reporting.load import Member, Run, Story
+from fedveil.reporting.load import ReportMember, Run, Story
+from fedveil.training.metrics import titled
 
 Series = Callable[[Run], np.ndarray | None]
-ROUNDS = "rounds played"
-MOST_LINES = 6  # in a chart; more cannot be told apart
+ROUNDS = "round"
+MOST_LINES = 6  # per chart; more cannot be distinguished
 SHARE: dict[str, Any] = {"percent": True, "axis": {"range": [0, 1.03]}}
 
 
-def shown(story: Story) -> list[Member]:
-    """All members in their order, or, of more than can be drawn, the best, the best one first."""
+def shown(story: Story) -> list[ReportMember]:
+    """All members in order, or, if there are too many to draw, the best ones, best first."""
     if len(story.members) <= MOST_LINES:
         return list(story.members)
     return ranked(story.members)[:MOST_LINES]
 
 
-def ranked(members: Sequence[Member]) -> list[Member]:
-    """The best first: by mean accuracy at the end, or by loss where there is none."""
+def ranked(members: Sequence[ReportMember]) -> list[ReportMember]:
+    """Best first: by the final mean of their measure."""
     return sorted(members, key=merit, reverse=True)
 
 
-def merit(member: Member) -> float:
-    """Greater is better; without any result it is −∞."""
-    accuracy, loss = member.results("accuracy"), member.results("loss")
-    return float(np.mean(accuracy)) if accuracy else -float(np.mean(loss or [math.inf]))
+def merit(member: ReportMember) -> float:
+    """Larger is better; −∞ without any result."""
+    found = member.results()
+    return member.measure.sign * float(np.mean(found)) if found else -math.inf
 
 
 def column(name: str) -> Series:
-    """A column of the metrics as it is."""
+    """A column of the metrics."""
     return lambda run: run.series(name)
 
 
 def ratio(name: str, over: str) -> Series:
-    """One column over another, where that one is not zero."""
+    """One column divided by another, where that one is not zero."""
 
     def found(run: Run) -> np.ndarray | None:
         top, below = run.series(name), run.series(over)
@@ -55,8 +57,8 @@ def ratio(name: str, over: str) -> Series:
     return found
 
 
-def curve(member: Member, y: Series, x: Series | None = None) -> Curve | None:
-    """Mean, least and greatest over the seeds, at the rounds that all of them recorded."""
+def curve(member: ReportMember, y: Series, x: Series | None = None) -> Curve | None:
+    """Mean, minimum and maximum over the seeds, at the rounds that all of them recorded."""
     found = [(run.columns["round"], y(run)) for run in member.runs]
     known = [(r[np.isfinite(v)], v[np.isfinite(v)]) for r, v in found if v is not None]
     if len(known) < len(found):
@@ -79,7 +81,7 @@ def _ends_early(rounds: np.ndarray, last: float) -> bool:
     return bool(len(steps)) and last - rounds[-1] > float(np.median(steps))
 
 
-def _means(member: Member, x: Series, rounds: np.ndarray) -> np.ndarray:
+def _means(member: ReportMember, x: Series, rounds: np.ndarray) -> np.ndarray:
     found = [x(run) for run in member.runs]
     kept = [
         v[np.isin(run.columns["round"], rounds)]
@@ -89,8 +91,8 @@ def _means(member: Member, x: Series, rounds: np.ndarray) -> np.ndarray:
     return np.asarray(np.mean(kept, axis=0))
 
 
-def _curves(members: Sequence[Member], y: Series, x: Series | None = None) -> list[Curve]:
-    """A member's place among all gives its colour, also where others have no curve."""
+def _curves(members: Sequence[ReportMember], y: Series, x: Series | None = None) -> list[Curve]:
+    """A member's position among all decides its colour, even if others have no curve."""
     found = [(place, curve(member, y, x)) for place, member in enumerate(members)]
     return [replace(line, place=place) for place, line in found if line is not None]
 
@@ -101,23 +103,38 @@ def _present(charts: Sequence[Chart | None]) -> list[Chart]:
 
 def learning(story: Story) -> list[Chart]:
     """Accuracy and loss on the test examples."""
-    members = shown(story)
+    members, main = shown(story), story.measure
+    title = _capital(titled(main.name))
+    noisy = _noisy(members)
+    own = lines(
+        _curves(members, column("metric")), ROUNDS, f"test {titled(main.name)}", title,
+        f"Of the test examples. This metric ranks runs.{noisy}", percent=main.share,
+    )  # fmt: skip
     return _present(
         [
+            own,
             lines(
                 _curves(members, column("accuracy")), ROUNDS, "test accuracy", "Accuracy",
-                "Share of test examples that the model answers rightly.", percent=True,
+                f"Share of test examples classified correctly.{noisy}", percent=True,
             ),
             lines(
                 _curves(members, column("loss")), ROUNDS, "test loss", "Loss",
-                "Mean loss over the test examples.",
+                f"Mean loss over the test examples.{noisy}",
             ),
         ]
     )  # fmt: skip
 
 
+def _noisy(members: Sequence[ReportMember]) -> str:
+    """Whether the results carry noise."""
+    scores = [run.scores for member in members for run in member.runs]
+    if not any(found is not None and not found.exact for found in scores):
+        return ""
+    return " Results of a private evaluation carry noise, and the run's ε covers them."
+
+
 def spending(story: Story) -> list[Chart]:
-    """ε so far, which is a guarantee for a run only that was to stop there from the start."""
+    """ε so far, which is a guarantee only for a run that was fixed in advance to stop there."""
     members = [m for m in shown(story) if m.first.private]
     if not members:
         return []
@@ -130,8 +147,9 @@ def spending(story: Story) -> list[Chart]:
     delta, seen = said["delta"], BRIEFLY[said["view"]]
     chart = lines(
         found, ROUNDS, "ε", "ε over the rounds",
-        f"Of the rounds so far, at δ = {delta:g}, {seen}. It holds only if it was fixed in advance "
-        f"to stop there; a run that is stopped by choice has the ε of all planned rounds.{dotted}",
+        f"ε of the rounds so far at δ = {short(delta)}, {seen}. Each value holds only if stopping "
+        "there was fixed in advance. A run stopped by choice has the ε of all planned "
+        f"rounds.{dotted}",
     )  # fmt: skip
     if chart is None:
         return []
@@ -150,9 +168,9 @@ def level(height: float) -> dict[str, object]:
 
 
 def sending(story: Story) -> list[Chart]:
-    """Accuracy against what was sent: Shulgin et al. 2025, Fig. 2.
+    """Accuracy against communication: Shulgin et al. 2025, Fig. 2.
 
-    Where all messages are of one size, one picture has both scales.
+    If all messages have one size, one chart has both scales.
     """
     members = shown(story)
     sizes = _message_sizes(members)
@@ -160,32 +178,39 @@ def sending(story: Story) -> list[Chart]:
     scale, unit = next(
         ((s, u) for s, u in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if most >= s), (1.0, "bytes")
     )
-    accuracy = column("accuracy")
-    kind = "The same accuracy against what clients sent in all rounds together"
+    ranked_by = story.measure
+    extra = ranked_by.name not in ("accuracy", "loss")
+    name = titled(ranked_by.name)
+    score, percent = column("metric" if extra else ranked_by.name), ranked_by.share
+    kind = f"{_capital(name)} against the total communication of all clients"
     source = "(Shulgin et al. 2025, Fig. 2)"
-    by_messages = _curves(members, accuracy, _total("participants"))
+    by_messages = _curves(members, score, _total("participants"))
     if len(sizes) == 1 and most:
         return _present([lines(
-            by_messages, "messages sent, and their size", "test accuracy",
-            "Accuracy by messages and bytes",
+            by_messages, "messages sent, and their total size", f"test {name}",
+            f"{_capital(name)} by messages and bytes",
             f"{kind}: messages of {size(sizes[0])} each {source}.",
-            percent=True, across=_both_scales(by_messages, sizes[0]),
+            percent=percent, across=_both_scales(by_messages, sizes[0]),
         )])  # fmt: skip
-    by_bytes = _curves(members, accuracy, _total("sent", scale)) if most else []
+    by_bytes = _curves(members, score, _total("sent", scale)) if most else []
     return _present([
-        lines(by_messages, "messages sent", "test accuracy", "Accuracy by messages",
-              f"{kind}: messages {source}.", percent=True),
-        lines(by_bytes, f"sent ({unit})", "test accuracy", "Accuracy by bytes",
-              f"{kind}: bytes of those messages.", percent=True),
+        lines(by_messages, "messages sent", f"test {name}", f"{_capital(name)} by messages",
+              f"{kind}, in messages {source}.", percent=percent),
+        lines(by_bytes, f"sent ({unit})", f"test {name}", f"{_capital(name)} by bytes",
+              f"{kind}, in bytes.", percent=percent),
     ])  # fmt: skip
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _total(name: str, scale: float = 1.0) -> Series:
     return lambda run: np.nancumsum(run.columns[name]) / scale
 
 
-def _message_sizes(members: Sequence[Member]) -> list[float]:
-    """The different mean sizes of a message."""
+def _message_sizes(members: Sequence[ReportMember]) -> list[float]:
+    """The distinct mean sizes of a message."""
     found = set()
     for run in (run for member in members for run in member.runs):
         sent, came = (float(np.nansum(run.columns[name])) for name in ("sent", "participants"))
@@ -194,13 +219,25 @@ def _message_sizes(members: Sequence[Member]) -> list[float]:
 
 
 def _both_scales(curves: Sequence[Curve], each: float) -> dict[str, Any]:
-    """Ticks of an axis that have the number of messages, and below it their bytes."""
+    """Ticks that show the number of messages and, below it, their bytes."""
     most = max((float(c.x[-1]) for c in curves if len(c.x)), default=1.0)
     power = 10 ** math.floor(math.log10(max(most, 1) / 4))
     step = max(1, next(power * k for k in (1, 2, 5, 10) if power * k >= most / 4))
     ticks = [float(step * i) for i in range(int(most / step) + 1)]
-    told = [f"{t:,.0f}<br>{size(t * each)}" if t else "0" for t in ticks]
+    told = [f"{_round(t)}<br>{size(t * each)}" if t else "0" for t in ticks]
     return {"tickmode": "array", "tickvals": ticks, "ticktext": told}
+
+
+def _round(count: float) -> str:
+    """A short number of messages.
+
+    >>> _round(250_000), _round(1_500_000), _round(800)
+    ('250k', '1.5M', '800')
+    """
+    for unit, scale in (("M", 1e6), ("k", 1e3)):
+        if count >= 10 * scale or (unit == "M" and count >= scale):
+            return f"{count / scale:g}{unit}"
+    return f"{count:,.0f}"
 
 
 def signal(story: Story) -> list[Chart]:
@@ -213,9 +250,9 @@ def signal(story: Story) -> list[Chart]:
     across_one = any(c.mean.max() > 0.7 and c.mean.min() < 1.4 for c in found)
     chart = lines(
         found, ROUNDS, "signal to noise", "Signal to noise",
-        "Norm of the mean bounded update over the norm of the noise on it (Das et al. 2022, "
-        "Fig. 2). Below 1 a single round is mostly noise; many rounds may still average it out. "
-        f"Median of all rounds: {medians}." + " Dotted: 1." * across_one,
+        "Norm of the mean bounded update over the norm of its noise (Das et al. 2022, Fig. 2). "
+        "Below 1 a single round is mostly noise, but many rounds may average it out. "
+        f"Median over all rounds: {medians}." + " Dotted line: 1." * across_one,
         axis={"rangemode": "tozero"}, **({"shapes": [level(1.0)]} if across_one else {}),
     )  # fmt: skip
     return _present([chart])
@@ -223,17 +260,17 @@ def signal(story: Story) -> list[Chart]:
 
 @dataclass(frozen=True)
 class Measure:
-    """What is recorded of every round, and how it is told."""
+    """A quantity recorded in every round, and its labels."""
 
     series: Series
-    unit: str  # on the side of the chart
+    unit: str  # of the y axis
     title: str
     caption: str
     more: dict[str, Any] = field(default_factory=dict)
 
 
 def bounding(story: Story) -> list[Chart]:
-    """What the bound meets and what it does, where it changes over the rounds."""
+    """Charts of the updates and the effect of the bound, for what changes over the rounds."""
     return _present([
         lines(found, ROUNDS, m.unit, m.title, m.caption, **m.more)
         for m in _measures(story)
@@ -242,7 +279,7 @@ def bounding(story: Story) -> list[Chart]:
 
 
 def unchanging(story: Story) -> list[str]:
-    """What stays the same in all rounds, in a sentence each."""
+    """One sentence for each quantity that is the same in all rounds."""
     return [
         f"{m.title}: {_levels(found, len(shown(story)), 'percent' in m.more)} in every round."
         for m in _measures(story)
@@ -251,7 +288,7 @@ def unchanging(story: Story) -> list[str]:
 
 
 def _steady(curves: Sequence[Curve]) -> bool:
-    """Whether a picture would show level lines only."""
+    """Whether a chart would show horizontal lines only."""
     return bool(curves) and all(
         len(c.x) and c.high.max() - c.low.min() <= 1e-6 * abs(c.high.max()) for c in curves
     )
@@ -266,37 +303,37 @@ def _levels(curves: Sequence[Curve], members: int, percent: bool) -> str:
 
 
 def _measures(story: Story) -> list[Measure]:
-    """Of Zhang et al. 2022, DP-LSGD and Shulgin et al. 2025."""
+    """The measures of Zhang et al. 2022, DP-LSGD and Shulgin et al. 2025."""
     noisy = (
-        " The step has the noise in it: where noise outweighs the signal, the cosine is near 0, "
-        "however much clients agree."
+        " The step includes noise: where noise outweighs the signal, the cosine is near 0 even if "
+        "clients agree."
     ) * any(m.first.private for m in story.members)
     return [
         Measure(_norms, "update norm", "Norm of updates",
-                "Median norm of the clients' updates before the bound (their mean, where no "
-                "median was recorded)."),
-        Measure(column("shrunk"), "shortened", "Share of updates shortened",
-                "Share of updates that the bound made shorter.", SHARE),
-        Measure(column("cosine"), "mean cosine", "Do clients agree?",
-                "Mean cosine of the angle between a client's update and the last global step: 1 is "
+                "Median norm of the clients' updates before the bound (the mean, if no median was "
+                "recorded)."),
+        Measure(column("clipped_fraction"), "clipped fraction", "Clipped fraction",
+                "Share of updates that the bound shortened.", SHARE),
+        Measure(column("cosine"), "mean cosine", "Agreement of clients",
+                "Mean cosine of the angle between a client's update and the last global step. 1 is "
                 f"the same direction, 0 a right angle.{noisy}", {"axis": {"range": [-1.02, 1.02]}}),
-        Measure(column("bias_shared"), "|α̃_i − ᾱ|", "Bias of clipping between clients",
-                "Clipping multiplies a client's update by α_i ≤ 1. Shown is how far these factors "
-                "are from their mean; 0 is all clients shortened alike (Zhang et al. 2022, "
-                "Thm. 3.1)."),
-        Measure(column("bias_own"), "|α_i − α̃_i|", "Bias of clipping from random batches",
-                "How far a client's factor α_i moves with the examples it happened to draw; 0 is "
+        Measure(column("bias_shared"), "|α̃_i − ᾱ|", "Clipping bias between clients",
+                "Clipping multiplies a client's update by α_i ≤ 1. The chart shows the distance of "
+                "these factors from their mean; at 0 all clients are clipped alike (Zhang et al. "
+                "2022, Thm. 3.1)."),
+        Measure(column("bias_own"), "|α_i − α̃_i|", "Clipping bias from random batches",
+                "How much a client's factor α_i depends on the examples it happened to draw; at 0 "
                 "not at all (Zhang et al. 2022, Thm. 3.1)."),
-        Measure(column("incremental_norm"), "Ψ", "Length cut off",
+        Measure(column("incremental_norm"), "Ψ", "Clipped length",
                 "Mean of Ψ = max(‖Δ‖ − c, 0): how much of an update's norm the bound c cuts off "
                 "(DP-LSGD, Fig. 1)."),
-        Measure(column("memory_error"), "‖v_i − u_i‖", "Error of memory",
-                "How far what a client keeps is from its newest update, on average; error "
-                "compensation works as it falls (Shulgin et al. 2025)."),
+        Measure(column("memory_error"), "‖v_i − u_i‖", "Memory error",
+                "Mean distance of a client's memory from its newest update. Error compensation "
+                "works if it decreases (Shulgin et al. 2025)."),
         Measure(column("distance"), "‖x − x*‖", "Distance to the optimum",
-                "How far the model is from the best one, which is known here."),
+                "Distance of the model from the optimum, which is known here."),
         Measure(column("heterogeneity"), "Δ*", "Heterogeneity Δ*",
-                "How much more a client loses at the common optimum than at its own, on average "
+                "Mean excess loss of a client at the common optimum over its own optimum "
                 "(Das et al. 2022, Def. 1)."),
     ]  # fmt: skip
 

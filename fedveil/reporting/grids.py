@@ -1,4 +1,4 @@
-"""Heat maps over two varied parameters, and paths of models with two coordinates."""
+"""Heat maps over two varied parameters, and paths of models with two parameters."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ from fedveil.reporting.chart import (
     text,
 )
 from fedveil.reporting.curves import shown
-from fedveil.reporting.load import Member, Run, Story
+from fedveil.reporting.load import ReportMember, Run, Story
+from fedveil.training.metrics import titled
 
 LETTERS = {
     "steps": "K", "learning_rate": "η", "beta": "β", "clip": "C", "rounds": "rounds",
     "server_rate": "server rate", "alpha": "α",
 }  # fmt: skip
-Value = Callable[[Member], float | None]
+Value = Callable[[ReportMember], float | None]
 
 
 def heat_maps(story: Story) -> list[Chart]:
-    """B/c over K × η, accuracy over β × γ, and accuracy over any other two that were varied."""
+    """B/c over K × η, accuracy over β × γ, and accuracy over any other two varied parameters."""
     charts = [_bias(story)]
     pairs = itertools.combinations(_grid(story), 2)
     charts += [_accuracy(story, *_ordered(pair)) for pair in pairs]
@@ -39,12 +40,12 @@ def heat_maps(story: Story) -> list[Chart]:
 
 
 def _ordered(pair: tuple[str, str]) -> tuple[str, str]:
-    """A rate of learning goes up the side."""
+    """Puts a learning rate on the vertical axis."""
     return (pair[1], pair[0]) if pair[0] == "learning_rate" else pair
 
 
 def _grid(story: Story) -> list[str]:
-    """What was varied over at least two plain values."""
+    """The parameters varied over at least two plain values."""
     return [name for name in story.varied if len(_levels(story, name)) > 1]
 
 
@@ -58,15 +59,15 @@ def _plain(value: Any) -> bool:
 
 
 def _bias(story: Story) -> Chart | None:
-    """B/c: DP-LSGD, Fig. 3."""
+    """B/c: DP-LSGD, Fig. 2."""
     if not {"steps", "learning_rate"} <= set(_grid(story)):
         return None
     return _heat(
         story, "steps", "learning_rate", _b_over_c, _two_digits,
         "B/c over K and η",
-        "How much of the updates the bound c cuts off: B is the root of the mean square of the "
-        "length cut off; mean over all rounds and seeds (DP-LSGD, Fig. 3). 0 is nothing cut off; "
-        "a large B/c is a biased step.",
+        "How much of the updates the bound c cuts off: B is the root mean square of the "
+        "clipped length, averaged over all rounds and seeds (DP-LSGD, Fig. 2). At 0 nothing is "
+        "clipped; a large B/c means a biased step.",
     )  # fmt: skip
 
 
@@ -77,25 +78,26 @@ def _two_digits(value: float) -> str:
 def _accuracy(story: Story, across: str, up: str) -> Chart | None:
     figure = " (Shulgin et al. 2025, Fig. 4)" if {across, up} == {"beta", "learning_rate"} else ""
     gamma = {"learning_rate": "γ"} if figure else {}
+    name = titled(story.measure.name)
     return _heat(
-        story, across, up, _mean_accuracy, share,
-        f"Accuracy over {letter(across, gamma)} and {letter(up, gamma)}",
-        f"Test accuracy at the end, the mean over seeds{figure}. The best is framed.", gamma,
+        story, across, up, _mean_score, share if story.measure.share else few_digits,
+        f"{name[:1].upper()}{name[1:]} over {letter(across, gamma)} and {letter(up, gamma)}",
+        f"Final test {name}, mean over seeds{figure}. The best is framed.", gamma,
         framed=True,
     )  # fmt: skip
 
 
 def letter(name: str, instead: dict[str, str] | None = None) -> str:
-    """The sign of a parameter in formulas, or its name."""
+    """The symbol of a parameter in formulas, or its name."""
     return {**LETTERS, **(instead or {})}.get(name, name)
 
 
-def _mean_accuracy(member: Member) -> float | None:
-    found = member.results("accuracy")
+def _mean_score(member: ReportMember) -> float | None:
+    found = member.results()
     return float(np.mean(found)) if found else None
 
 
-def _b_over_c(member: Member) -> float | None:
+def _b_over_c(member: ReportMember) -> float | None:
     found = [value for run in member.runs if (value := _run_b_over_c(run)) is not None]
     return float(np.mean(found)) if found else None
 
@@ -122,6 +124,8 @@ def _heat(
 ) -> Chart | None:
     xs, ys = _levels(story, across), _levels(story, up)
     z = np.full((len(ys), len(xs)), np.nan)
+    lower = framed and not story.measure.higher_is_better
+    best = np.nanmin if lower else np.nanmax
     several = False
     for member in story.members:
         here, there = member.parameters.get(across), member.parameters.get(up)
@@ -130,7 +134,7 @@ def _heat(
             continue
         cell = ys.index(there), xs.index(here)
         several |= bool(np.isfinite(z[cell]))
-        z[cell] = np.nanmax([z[cell], found])
+        z[cell] = best([z[cell], found])
     if np.isfinite(z).sum() < 4 or not np.isfinite(z).any(0).all():
         return None
     x_name, y_name = letter(across, letters), letter(up, letters)
@@ -147,19 +151,23 @@ def _heat(
     rows = [[str(y), *(show(v) for v in row)] for y, row in zip(ys, z, strict=True)]
     i, j = np.unravel_index(int(np.nanargmax(z)), z.shape)
     k, m = np.unravel_index(int(np.nanargmin(z)), z.shape)
-    best = " Where other settings varied too, a cell is the greatest of them." if several else ""
+    others = " If other settings varied too, a cell shows the best of them." if several else ""
     return Chart(
         title=title,
-        caption=caption + best,
+        caption=caption + others,
         traces=[trace],
         layout={
             "xaxis": {"title": _axis(across, x_name), "type": "category", "showgrid": False},
             "yaxis": {"title": _axis(up, y_name), "type": "category", "showgrid": False},
-            **({"shapes": [_frame(int(j), int(i))]} if framed else {}),
+            **(
+                {"shapes": [_frame(int(m), int(k)) if lower else _frame(int(j), int(i))]}
+                if framed
+                else {}
+            ),
         },
-        alt=f"Heat map, {x_name} across and {y_name} up. Greatest {show(float(z[i, j]))} at "
-        f"{x_name} = {xs[int(j)]}, {y_name} = {ys[int(i)]}; least {show(float(z[k, m]))} at "
-        f"{x_name} = {xs[int(m)]}, {y_name} = {ys[int(k)]}.",
+        alt=f"Heat map, {x_name} horizontal and {y_name} vertical. Maximum "
+        f"{show(float(z[i, j]))} at {x_name} = {xs[int(j)]}, {y_name} = {ys[int(i)]}; "
+        f"minimum {show(float(z[k, m]))} at {x_name} = {xs[int(m)]}, {y_name} = {ys[int(k)]}.",
         table=Table([f"{y_name} \\ {x_name}", *map(str, xs)], rows),
         height=380,
     )
@@ -172,7 +180,7 @@ def _axis(name: str, sign: str) -> str:
 
 
 def _frame(x: int, y: int) -> dict[str, Any]:
-    """Around a cell."""
+    """A frame around a cell."""
     return {
         "type": "rect", "x0": x - 0.48, "x1": x + 0.48, "y0": y - 0.48, "y1": y + 0.48,
         "line": {"color": "@c1", "width": 3},
@@ -180,7 +188,7 @@ def _frame(x: int, y: int) -> dict[str, Any]:
 
 
 def paths(story: Story) -> list[Chart]:
-    """The model's way in two dimensions, smoothed: Das et al. 2022, Fig. 3."""
+    """The smoothed path of a model in the plane: Das et al. 2022, Fig. 3."""
     members = shown(story)
     known = [(m.label, *found) for m in members if (found := _path(m.first)) is not None]
     if not known:
@@ -203,20 +211,23 @@ def paths(story: Story) -> list[Chart]:
     if goal is not None:
         traces.append(_star(goal))
         words.append(f"The optimum is ({few_digits(goal[0])}, {few_digits(goal[1])}).")
+    own = all(m.first.series("position_0") is not None for m in members)
+    axes = ("x₁", "x₂") if own else ("along the line to the start", "away from that line")
+    what = "a model with two parameters" if own else "the model around the optimum, projected"
     return [
         Chart(
             title="Path of the model",
-            caption=f"Where the model of two parameters went, {smooth} (Das et al. 2022, Fig. 3); "
-            f"faint: as it was. Circle: after the first round; cross: the end.{told}"
-            + " The first seed is shown."
+            caption=f"Path of {what}, {smooth} (Das et al. 2022, Fig. 3). "
+            f"Faint line: unsmoothed. Circle: after the first round. Cross: final model.{told}"
+            + " Shows the first seed."
             * any(len(m.runs) > 1 for m in members),
             traces=traces,
             layout={
-                "xaxis": {"title": "x₁"},
-                "yaxis": {"title": "x₂", "scaleanchor": "x", "scaleratio": 1},
+                "xaxis": {"title": axes[0]},
+                "yaxis": {"title": axes[1], "scaleanchor": "x", "scaleratio": 1},
             },
             alt="Paths in the plane. " + " ".join(words),
-            table=Table(["run", "round", "x₁", "x₂"], rows),
+            table=Table(["run", "round", *axes], rows),
             height=460,
             wide=True,
         )
@@ -224,7 +235,10 @@ def paths(story: Story) -> list[Chart]:
 
 
 def _path(run: Run) -> tuple[np.ndarray, np.ndarray] | None:
+    """The model itself in two dimensions, else its projection around a known optimum."""
     a, b = run.series("position_0"), run.series("position_1")
+    if a is None or b is None:
+        a, b = run.series("along"), run.series("across")
     if a is None or b is None:
         return None
     known = np.isfinite(a) & np.isfinite(b)
@@ -258,7 +272,7 @@ def _star(goal: tuple[float, float]) -> dict[str, Any]:
 
 
 def smoothed(values: np.ndarray, window: int) -> np.ndarray:
-    """The mean of up to `window` values before and at each place; the ends stay.
+    """The mean of up to `window` values up to each position; the ends stay fixed.
 
     >>> smoothed(np.array([0.0, 2.0, 4.0, 6.0]), 2)
     array([0., 1., 3., 5.])

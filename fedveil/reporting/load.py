@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.accounting.rounding import rounded_up
+from fedveil.comparing.outcome import ACCURACY, LEAST_SEEDS, LOSS, Measure
 from fedveil.data.origin import Origin
 from fedveil.errors import UserError
-from fedveil.privacy.statement import rounded_up
 from fedveil.reporting.chart import shortened
-from fedveil.runs.directory import EVALUATION, RunDirectory, lost, reading
 from fedveil.runs.listing import none_ended
-from fedveil.runs.versions import refuse_newer
+from fedveil.runs.saved import CLIENTS, EVALUATION, METRICS, SUMMARY, SavedRun, lost, reading
+from fedveil.serialization.codec import recipe_from_plain
+from fedveil.training.scoring import Evaluation
 
 COMPARISON = "comparison.json"
 MOST_LETTERS = 100  # of a label
@@ -48,6 +49,19 @@ class Run:
         return self.guarantee["epsilon"] is not None
 
     @property
+    def scores(self) -> Evaluation | None:
+        """All metrics of its last model; None for a run of an earlier version."""
+        known = self.summary.get("evaluation")
+        return None if known is None else Evaluation.from_plain(known)
+
+    def score(self, name: str) -> float | None:
+        """The value of a metric at the end; None where it was not measured."""
+        if name in ("accuracy", "loss"):
+            return self.summary.get(name)
+        found = {} if self.scores is None else {m.name: m.value for m in self.scores.metrics}
+        return found.get(name)
+
+    @property
     def guarantee(self) -> dict[str, Any]:
         """Towards the view it is for."""
         privacy = self.summary["privacy"]
@@ -61,9 +75,12 @@ class Run:
 
     @property
     def bound(self) -> float | None:
-        """C, where the recipe fixes one."""
-        norm = self.settings.get("recipe", {}).get("bound", {}).get("norm")
-        return float(norm) if isinstance(norm, int | float) else None
+        """The C beyond which updates were shortened, where the recipe fixes one and says so."""
+        try:
+            bound = recipe_from_plain(self.settings.get("recipe", {})).bound
+        except UserError:  # of a part whose module is gone
+            return None
+        return None if bound.adapts else bound.threshold
 
     @property
     def budget(self) -> float | None:
@@ -80,13 +97,11 @@ class Run:
 
     def clients(self) -> Any:
         """clients.parquet as a data frame; None without one."""
-        import polars
-
-        path = self.path / "clients.parquet"
-        if not path.is_file():
+        saved = SavedRun(self.path)
+        frame = saved.clients()
+        if frame is None:
             return None
-        with reading(path):
-            frame = polars.read_parquet(path)
+        with reading(saved.file(CLIENTS)):
             return frame.select("round", "client", "norm", "scale", "cosine")
 
 
@@ -95,13 +110,14 @@ def _spent(guarantee: dict[str, Any]) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Member:
+class ReportMember:
     """Runs that differ in their seed only."""
 
     label: str
     parameters: dict[str, Any]  # those in which members differ
     runs: tuple[Run, ...]
     tested: tuple[bool, float] | None = None  # worse than the best, and p, where it was tested
+    measure: Measure = ACCURACY  # that members are ranked by
 
     @property
     def first(self) -> Run:
@@ -113,9 +129,9 @@ class Member:
         """The one that has spent most: a guarantee for all of them is its guarantee."""
         return max(self.runs, key=lambda run: _spent(run.guarantee))
 
-    def results(self, name: str) -> list[float]:
-        """accuracy or loss at the end, one of each run that has it."""
-        found = [run.summary.get(name) for run in self.runs]
+    def results(self, name: str = "") -> list[float]:
+        """A metric at the end, by default the measure, one of each run that has it."""
+        found = [run.score(name or self.measure.name) for run in self.runs]
         return [float(v) for v in found if v is not None and math.isfinite(v)]
 
 
@@ -123,14 +139,19 @@ class Member:
 class Story:
     """What one report tells of."""
 
-    members: tuple[Member, ...]
+    members: tuple[ReportMember, ...]
     selection: dict[str, Any] | None = None  # how a comparison's best was chosen
     together: dict[str, Any] | None = None  # what all its private runs cost
 
     @property
-    def alone(self) -> Member | None:
+    def alone(self) -> ReportMember | None:
         """The member, where there is one only."""
         return self.members[0] if len(self.members) == 1 else None
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that its members are ranked by."""
+        return self.members[0].measure
 
     @property
     def varied(self) -> list[str]:
@@ -140,7 +161,7 @@ class Story:
 
 def load_story(paths: Sequence[Path]) -> Story:
     """Runs' and comparisons' directories; those of different data or budgets are refused."""
-    members: list[Member] = []
+    members: list[ReportMember] = []
     loose: list[Run] = []
     selection, together = None, None
     for path in paths:
@@ -155,10 +176,20 @@ def load_story(paths: Sequence[Path]) -> Story:
     refuse_unequal([run for member in members for run in member.runs])
     if len(paths) > 1:  # what was found out of one comparison does not hold for several
         members, together = [replace(member, tested=None) for member in members], None
-    return Story(tuple(_readable(_shorter(members))), selection, together)
+    measure = measure_of([run for member in members for run in member.runs])
+    told = [replace(member, measure=measure) for member in _readable(_shorter(members))]
+    return Story(tuple(told), selection, together)
 
 
-def _readable(members: Sequence[Member]) -> list[Member]:
+def measure_of(runs: Sequence[Run]) -> Measure:
+    """The main metric that all runs share, or accuracy, or the loss where there is none."""
+    known = [run.scores.main for run in runs if run.scores is not None]
+    if len(known) == len(runs) and len({m.name for m in known}) == 1:
+        return Measure(known[0].name, known[0].higher_is_better, known[0].share)
+    return ACCURACY if any(run.summary.get("accuracy") is not None for run in runs) else LOSS
+
+
+def _readable(members: Sequence[ReportMember]) -> list[ReportMember]:
     """Labels without signs that turn the writing around, and none longer than two lines."""
     plain = [
         "".join(c for c in member.label if unicodedata.category(c) not in ("Cc", "Cf"))
@@ -168,7 +199,7 @@ def _readable(members: Sequence[Member]) -> list[Member]:
     return [replace(m, label=label) for m, label in zip(members, short, strict=True)]
 
 
-def _shorter(members: Sequence[Member]) -> list[Member]:
+def _shorter(members: Sequence[ReportMember]) -> list[ReportMember]:
     """`steps 5, rate 0.1` is enough of a label where all members are of one algorithm."""
     told = [", ".join(_settings(member.parameters)) for member in members]
     kinds = {str(member.first.summary["algorithm"]) for member in members}
@@ -185,19 +216,18 @@ def _settings(parameters: dict[str, Any]) -> Iterator[str]:
 
 def load_run(path: Path) -> Run:
     """One run; refused when it is not one, is half-written, newer than this, or has no rounds."""
-    directory = _opened(path)
-    toml_path = path / "recipe.toml"
-    with reading(toml_path):
-        toml = toml_path.read_text(encoding="utf-8")
-        settings = tomllib.loads(toml)
-    refuse_newer(toml_path, settings.get("fedveil"))
-    summary = directory.load_summary()
-    with reading(path / "summary.json"):
+    if not path.exists():
+        raise UserError(f"There is no {path}; name a run's or a comparison's directory.")
+    saved = SavedRun.open(path)
+    settings, summary = saved.settings, saved.summary
+    with reading(saved.file(SUMMARY)):
         played = int(summary["rounds"])
         for name in ("algorithm", "data", "seed", "rounds_planned", "bytes_sent"):
             summary[name]
         for view in summary["privacy"]["views"].values():
             view["epsilon"], view["delta"], view["adjacency"], view["unit"]
+        if summary.get("evaluation") is not None:
+            Evaluation.from_plain(summary["evaluation"]).main  # noqa: B018
         summary["privacy"]["statement"].items()
         _mark_stopped(path, summary)
     if played < 1:
@@ -205,7 +235,7 @@ def load_run(path: Path) -> Run:
             f"{path} has played no rounds, so there is nothing to report; go on with it by "
             f"`fedveil train --resume {path}`."
         )
-    return Run(path, toml, settings, summary, _columns(path), _evaluation(path))
+    return Run(path, saved.toml, settings, summary, _columns(saved), _evaluation(saved))
 
 
 def _mark_stopped(path: Path, summary: dict[str, Any]) -> None:
@@ -219,21 +249,14 @@ def _mark_stopped(path: Path, summary: dict[str, Any]) -> None:
             )
 
 
-def _opened(path: Path) -> RunDirectory:
-    if not path.exists():
-        raise UserError(f"There is no {path}; name a run's or a comparison's directory.")
-    return RunDirectory.open(path)
-
-
-def _columns(path: Path) -> dict[str, Floats]:
+def _columns(saved: SavedRun) -> dict[str, Floats]:
     import polars
     from polars import selectors
 
-    file = path / "metrics.parquet"
-    if not file.is_file():
+    file, frame = saved.file(METRICS), saved.metrics
+    if frame is None:
         raise lost(file)
     with reading(file):
-        frame = polars.read_parquet(file)
         numeric = frame.select(selectors.numeric() | selectors.boolean())
         cast = numeric.cast(polars.Float64).fill_null(float("nan"))
         found = {name: cast[name].to_numpy() for name in cast.columns}
@@ -243,12 +266,11 @@ def _columns(path: Path) -> dict[str, Floats]:
     return found
 
 
-def _evaluation(path: Path) -> dict[str, Any] | None:
-    file = path / EVALUATION
-    if not file.is_file():
+def _evaluation(saved: SavedRun) -> dict[str, Any] | None:
+    found = saved.evaluation
+    if found is None:
         return None
-    with reading(file):
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    with reading(saved.file(EVALUATION)):
         table, served = found["confusion"], found["client_accuracy"]
         names = [str(name) for name in found["classes"]]
         if table is not None and np.asarray(table, dtype=np.int64).shape != (len(names),) * 2:
@@ -260,7 +282,7 @@ def _evaluation(path: Path) -> dict[str, Any] | None:
 
 def _comparison(
     path: Path,
-) -> tuple[list[Member], dict[str, Any] | None, dict[str, Any] | None]:
+) -> tuple[list[ReportMember], dict[str, Any] | None, dict[str, Any] | None]:
     """Its members, how one was selected, and what all of them cost."""
     with reading(path / COMPARISON):
         found = json.loads((path / COMPARISON).read_text(encoding="utf-8"))
@@ -274,7 +296,9 @@ def _comparison(
         if not listed and selection is None:
             raise ValueError("it names no runs")
     members = [
-        Member(label, parameters, tuple(load_run(path / _inside(path, r)) for r in runs), tested)
+        ReportMember(
+            label, parameters, tuple(load_run(path / _inside(path, r)) for r in runs), tested
+        )
         for label, parameters, runs, tested in listed
         if runs
     ]
@@ -286,7 +310,10 @@ def _comparison(
 
 
 def _tested(member: dict[str, Any]) -> tuple[bool, float] | None:
+    """Its test, unless two seeds are all there is: their p-values say nothing."""
     if member.get("significant") is None or member.get("p") is None:
+        return None
+    if len(member["runs"]) < LEAST_SEEDS:
         return None
     return bool(member["significant"]), float(member["p"])
 
@@ -297,7 +324,7 @@ def _inside(path: Path, run: str) -> str:
     return run
 
 
-def _grouped(runs: Sequence[Run]) -> list[Member]:
+def _grouped(runs: Sequence[Run]) -> list[ReportMember]:
     """Runs that say the same but for their seed become one member each."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
@@ -309,7 +336,7 @@ def _grouped(runs: Sequence[Run]) -> list[Member]:
     for facts, group in zip(flat, groups.values(), strict=True):
         chosen = {n.removeprefix("parameters."): facts[n] for n in differing if n in facts}
         chosen.pop("algorithm", None)
-        members.append(Member(_label(group[0], chosen), chosen, tuple(group)))
+        members.append(ReportMember(_label(group[0], chosen), chosen, tuple(group)))
     return _told_apart(members)
 
 
@@ -336,11 +363,11 @@ def _label(run: Run, parameters: dict[str, Any]) -> str:
     return f"{run.summary['algorithm']} ({told})" if told else str(run.summary["algorithm"])
 
 
-def _told_apart(members: list[Member]) -> list[Member]:
+def _told_apart(members: list[ReportMember]) -> list[ReportMember]:
     """Members with equal labels are called by the name of their first directory."""
     labels = [member.label for member in members]
     return [
-        Member(f"{m.label} – {m.first.path.name}", m.parameters, m.runs)
+        ReportMember(f"{m.label} – {m.first.path.name}", m.parameters, m.runs)
         if labels.count(m.label) > 1
         else m
         for m in members
@@ -365,7 +392,8 @@ def refuse_unequal(runs: Sequence[Run]) -> None:
 def _data(run: Run) -> str:
     privacy = run.summary["privacy"]
     mark = str(run.summary.get("fingerprint", ""))[:12]
-    return f"{run.summary['data']} with {privacy['population']:,} {privacy['unit']}s" + (
+    counted = privacy.get("population_of", privacy["unit"])  # before 0.4, always the unit
+    return f"{run.summary['data']} with {privacy['population']:,} {counted}s" + (
         f" (fingerprint {mark}…)" if mark else ""
     )
 

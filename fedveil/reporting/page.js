@@ -32,6 +32,11 @@
 
   function axis(given, narrow, fitted) {
     const { title, ...rest } = given || {};
+    if (narrow && rest.tickvals && rest.ticktext?.some((label) => label.includes("<br>"))) {
+      const kept = (_, i) => i % 2 === 0; // labels of two lines do not fit side by side on a phone
+      rest.tickvals = rest.tickvals.filter(kept);
+      rest.ticktext = rest.ticktext.filter(kept);
+    }
     return {
       automargin: fitted, tickformat: given?.type === "log" ? "~g" : undefined,
       gridcolor: style("--line"), linecolor: style("--edge"), zeroline: false,
@@ -64,7 +69,7 @@
   }
 
   const KINDS = [
-    { name: "as it was", color: "@c0", symbol: "circle" },
+    { name: "unchanged", color: "@c0", symbol: "circle" },
     { name: "shortened", color: "@c1", symbol: "diamond" },
     { name: "lengthened", color: "@c2", symbol: "triangle-up" },
   ];
@@ -138,6 +143,7 @@
       return text ? [bar, inscribed(trace, narrow)] : [bar];
     });
     const full = layout(index, narrow, traces);
+    if (!drawn.has(index)) place.replaceChildren(); // the sketch that was shown until now
     if (printing) full.width = place.clientWidth;
     Plotly.react(place, traces, full, {
       responsive: !printing, displayModeBar: false,

@@ -1,4 +1,4 @@
-"""Clients one by one: norms and angles, who is taken for what, and who is served badly."""
+"""Charts of individual clients: norms and angles, confusion, and accuracy per client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.evaluation import evenly
 from fedveil.reporting.chart import (
     DASHES,
     Chart,
@@ -20,12 +19,14 @@ from fedveil.reporting.chart import (
     text,
 )
 from fedveil.reporting.curves import level, shown
-from fedveil.reporting.load import Member, Story
+from fedveil.reporting.load import ReportMember, Story
 from fedveil.reporting.words import best
+from fedveil.training.evaluation import evenly
 
-MOST_FRAMES = 40  # rounds that the slider can show
-MOST_DOTS = 200  # clients of a round
-WORST = 0.1  # the share of clients that is looked at as badly served
+FEW = 5  # classes: with more, counts of 0 are not written in a confusion matrix
+MOST_FRAMES = 40  # rounds on the slider
+MOST_DOTS = 200  # clients per round
+WORST = 0.1  # the share of clients with the lowest accuracy that is reported
 
 
 def angles(story: Story) -> list[Chart]:
@@ -36,21 +37,21 @@ def angles(story: Story) -> list[Chart]:
 
 @dataclass(frozen=True)
 class Scatter:
-    """A member's frames, and between which norms they lie."""
+    """A member's frames, and the range of their norms."""
 
-    member: Member
+    member: ReportMember
     frames: list[dict[str, Any]]
     played: int
     low: float
     high: float
 
     def plain(self) -> dict[str, Any]:
-        """For the page's script."""
+        """Data for the page's script."""
         bound = _thresholds(self.member, [frame["round"] for frame in self.frames])
         return {"label": text(self.member.label), "rounds": self.frames, "bound": bound}
 
 
-def _scatter(member: Member) -> Scatter | None:
+def _scatter(member: ReportMember) -> Scatter | None:
     frame = member.first.clients()
     if frame is None:
         return None
@@ -86,7 +87,7 @@ def _angles(known: Sequence[Scatter]) -> Chart:
         caption=_angles_caption(known),
         traces=[],
         layout=layout,
-        alt="Scatter of the clients' updates by norm and angle, one picture for each of "
+        alt="Scatter plot of the clients' updates by norm and angle, one frame for each of "
         f"{len(known[0].frames)} rounds. "
         + " ".join(_frame_words(s.frames[-1], s.member.label) for s in known),
         table=_frames_table(known),
@@ -98,7 +99,7 @@ def _angles(known: Sequence[Scatter]) -> Chart:
 
 
 def _frame(round: int, norm: Any, angle: Any, scale: Any, here: np.ndarray) -> dict[str, Any]:
-    """One round: at most so many clients, the shortest, the longest and the extreme angles in."""
+    """One round: at most `MOST_DOTS` clients, including the extreme norms and angles."""
     norm, angle, scale = norm[here], angle[here], scale[here]
     ends = [f(v) for v in (norm, angle) for f in (np.argmin, np.argmax)]
     keep = np.unique([*evenly(len(norm), MOST_DOTS - len(ends)), *ends])
@@ -108,19 +109,19 @@ def _frame(round: int, norm: Any, angle: Any, scale: Any, here: np.ndarray) -> d
         "of": len(norm),
         "norm": numbers(norm[keep]),
         "angle": [round_(a) for a in angle[keep]],
-        "kind": kind[keep].tolist(),  # 0 as it was, 1 shortened, 2 lengthened
+        "kind": kind[keep].tolist(),  # 0 unchanged, 1 shortened, 2 lengthened
         "median": [float(f"{np.median(norm):.4g}"), round_(np.median(angle))],
         "shortened": float(f"{(kind == 1).mean():.3g}"),
     }
 
 
 def round_(value: float) -> float:
-    """A tenth of a degree is enough."""
+    """Round to a tenth of a degree."""
     return round(float(value), 1)
 
 
-def _thresholds(member: Member, rounds: Sequence[int]) -> list[float | None]:
-    """C of each of these rounds."""
+def _thresholds(member: ReportMember, rounds: Sequence[int]) -> list[float | None]:
+    """The threshold C of each of these rounds."""
     run = member.first
     adaptive = run.series("threshold")
     if adaptive is None:
@@ -131,29 +132,29 @@ def _thresholds(member: Member, rounds: Sequence[int]) -> list[float | None]:
 
 def _angles_caption(known: Sequence[Scatter]) -> str:
     words = [
-        "Every dot is a client's update: how long it is, and its angle to the last step of the "
-        "model (Zhang et al. 2022, Fig. 1–3)."
+        "Each dot is a client's update: its norm, and its angle to the last step of the model "
+        "(Zhang et al. 2022, Fig. 1–3)."
     ]
     if any(value is not None for s in known for value in s.plain()["bound"]):
-        words.append("The dotted line is the bound C: updates right of it are shortened.")
+        words.append("The dotted line is the bound C: updates to the right of it are shortened.")
     words.append(
-        "Below 90° a client pulls where the model went last; around 90° clients do not agree."
+        "Below 90° a client moves in the direction of the last step. Around 90° clients disagree."
     )
     if any(s.member.first.private for s in known):
         words.append(
-            "That step has the noise in it: where noise outweighs the signal, all angles are near "
-            "90°, however much clients agree."
+            "That step includes noise: where noise outweighs the signal, all angles are near 90° "
+            "even if clients agree."
         )
     if any(len(s.member.runs) > 1 for s in known):
-        words.append("The first seed is shown.")
+        words.append("Shows the first seed.")
     chosen, played = len(known[0].frames), known[0].played
     if chosen < played:
-        words.append(f"{chosen} of {played} rounds can be chosen, evenly spaced.")
+        words.append(f"The slider selects {chosen} of {played} rounds, evenly spaced.")
     most = max(frame["of"] for s in known for frame in s.frames)
     if most > MOST_DOTS:
         words.append(
-            f"At most {MOST_DOTS} of {most:,} clients of a round are drawn, evenly chosen, the "
-            "extreme norms and angles among them."
+            f"Shows at most {MOST_DOTS} of {most:,} clients per round, evenly selected, including "
+            "the extreme norms and angles."
         )
     return " ".join(words)
 
@@ -177,7 +178,7 @@ def _frames_table(known: Sequence[Scatter]) -> Table:
 
 
 def confusion(story: Story) -> list[Chart]:
-    """Which classes are taken for which, of one member, summed over its seeds."""
+    """Which classes are confused with which, for one member, summed over its seeds."""
     member = best(story)
     found = [run.evaluation for run in member.runs if run.evaluation is not None]
     tables = [np.asarray(f["confusion"]) for f in found if f["confusion"] is not None]
@@ -192,27 +193,34 @@ def confusion(story: Story) -> list[Chart]:
         "type": "heatmap", "x": order, "y": order, "z": [numbers(row) for row in of_true],
         "zmin": 0, "zmax": 1, "colorscale": "@scale", "xgap": 1, "ygap": 1,
         "colorbar": {"tickformat": ".0%"},
-        "customdata": [[[text(t), text(a)] for a in names] for t in names],
-        "hovertemplate": "%{customdata[0]} taken for %{customdata[1]}: %{z:.1%}<extra></extra>",
-        **({"text": [[f"{v:.0%}" if v > 0.005 else "" for v in row] for row in of_true]}
-           if small else {}),
+        "customdata": [[[text(t), text(a), f"{int(counts[i, j]):,}"]
+                        for j, a in enumerate(names)] for i, t in enumerate(names)],
+        "hovertemplate": "%{customdata[0]} predicted as %{customdata[1]}: %{customdata[2]} "
+        "(%{z:.1%})<extra></extra>",
+        **({"text": [[_count(v, names) for v in row] for row in counts]} if small else {}),
     }  # fmt: skip
     ticks: dict[str, Any] = {}
     if len(names) <= 70:
         ticks = {"tickmode": "array", "tickvals": order, "ticktext": [text(n) for n in shorter]}
     return [
         Chart(
-            title="What is taken for what" if story.alone else f"Confusion of {member.label}",
-            caption="Rows are true classes, columns the model's answers; a row adds up to 100%, "
-            "and a good model has its shares on the diagonal"
-            f" ({int(counts.sum()):,} answers on test examples"
-            f"{', all seeds together' if len(tables) > 1 else ''}). {_mistakes(of_true, names)}",
+            title="Confusion matrix" if story.alone else f"Confusion matrix of {member.label}",
+            caption="Rows are true classes, columns are predictions. Cells have the number of "
+            "examples, and their colour is the share of their row. A good model has its examples "
+            "on the diagonal"
+            f" ({int(counts.sum()):,} predictions on test examples"
+            f"{', all seeds' if len(tables) > 1 else ''}). {_mistakes(of_true, names)}",
             traces=[trace],
             layout={
-                "xaxis": {"title": "answered", "tickangle": -40, "showgrid": False, **ticks},
-                "yaxis": {"title": "true", "autorange": "reversed", "showgrid": False, **ticks},
+                "xaxis": {"title": "predicted class", "tickangle": -40, "showgrid": False, **ticks},
+                "yaxis": {
+                    "title": "true class",
+                    "autorange": "reversed",
+                    "showgrid": False,
+                    **ticks,
+                },
             },
-            alt="Heat map of true against answered classes. " + _mistakes(of_true, names),
+            alt="Heat map of true against predicted classes. " + _mistakes(of_true, names),
             table=_confusion_table(of_true, counts, names),
             height=520 if len(names) <= 30 else 640,
             wide=True,
@@ -224,16 +232,21 @@ def _mistakes(of_true: np.ndarray, names: Sequence[str]) -> str:
     wrong = of_true.copy()
     np.fill_diagonal(wrong, 0)
     if not wrong.any():
-        return "No class is taken for another."
+        return "No class is confused with another."
     t, a = np.unravel_index(int(wrong.argmax()), wrong.shape)
     return (
-        f"The most frequent mistake: {names[int(t)]} taken for {names[int(a)]}, "
+        f"The most frequent error: {names[int(t)]} predicted as {names[int(a)]}, "
         f"{share(float(wrong[t, a]))} of its examples."
     )
 
 
+def _count(value: float, names: Sequence[str]) -> str:
+    """A count in a cell; of many classes, zeros are left out."""
+    return f"{int(value):,}" if value or len(names) <= FEW else ""
+
+
 def _confusion_table(of_true: np.ndarray, counts: np.ndarray, names: Sequence[str]) -> Table:
-    """Each class: how often it is right, and what it is taken for most when it is not."""
+    """Each class: its accuracy, and its most frequent wrong prediction."""
     wrong = of_true.copy()
     np.fill_diagonal(wrong, 0)
     rows = []
@@ -241,11 +254,11 @@ def _confusion_table(of_true: np.ndarray, counts: np.ndarray, names: Sequence[st
         j = int(wrong[i].argmax())
         taken = f"{names[j]} ({share(float(wrong[i, j]))})" if wrong[i, j] > 0 else "–"
         rows.append([name, f"{int(counts[i].sum()):,}", share(float(of_true[i, i])), taken])
-    return Table(["true class", "examples", "right", "most often taken for"], rows)
+    return Table(["true class", "examples", "accuracy", "most often predicted as"], rows)
 
 
 def served(story: Story) -> list[Chart]:
-    """How accuracy spreads over clients, and whether the small ones are served worse."""
+    """The distribution of accuracy over clients, and by their number of examples."""
     known = [(m.label, *found) for m in shown(story) if (found := _served(m)) is not None]
     if not known:
         return []
@@ -254,8 +267,8 @@ def served(story: Story) -> list[Chart]:
     return [_spread(known, places), *alone]
 
 
-def _served(member: Member) -> tuple[np.ndarray, np.ndarray] | None:
-    """Examples and accuracy of clients, the mean of all seeds where they are the same clients."""
+def _served(member: ReportMember) -> tuple[np.ndarray, np.ndarray] | None:
+    """Examples and accuracy of clients, averaged over seeds if the clients are the same."""
     found = [r.evaluation["client_accuracy"] for r in member.runs if r.evaluation is not None]
     kept = [f for f in found if f is not None and f["accuracy"]]
     if not kept:
@@ -266,18 +279,18 @@ def _served(member: Member) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def in_short(story: Story) -> list[str]:
-    """How those who are served worst fare, in a sentence for each member."""
+    """The accuracy of the worst-served clients, in one sentence per member."""
     return [
         ("The" if story.alone else f"{member.label}: the")
-        + f" worst served tenth of clients has a mean accuracy of {share(worst(found[1]))}, all "
-        f"clients {share(float(found[1].mean()))}."
+        + f" worst tenth of clients has a mean accuracy of {share(worst(found[1]))}, all clients "
+        f"{share(float(found[1].mean()))}."
         for member in shown(story)
         if (found := _served(member)) is not None
     ]
 
 
 def worst(accuracy: np.ndarray) -> float:
-    """Mean accuracy of the tenth of clients that is served worst."""
+    """Mean accuracy of the tenth of clients with the lowest accuracy."""
     count = max(1, round(WORST * len(accuracy)))
     return float(np.sort(accuracy)[:count].mean())
 
@@ -301,14 +314,15 @@ def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]], places: dict[st
         for label, _, a in known
     ]  # fmt: skip
     words = [
-        f"{row[0]}: mean {row[2]}, median {row[3]}, worst tenth {row[4]}, least {row[5]}."
+        f"{row[0]}: mean {row[2]}, median {row[3]}, worst tenth {row[4]}, minimum {row[5]}."
         for row in rows
     ]
     return Chart(
         title="Accuracy over clients",
-        caption="Share of clients whose own examples the final model answers with at most this "
-        "accuracy. The further a line reaches to the left, the worse some clients are served; "
-        "below the dotted line is the worst served tenth.",
+        caption="Share of clients on whose own examples the final model (or their own, if they "
+        "keep one) has at most this accuracy. "
+        "The further a line extends to the left, the worse the model is for some clients. "
+        "Below the dotted line is the worst tenth.",
         traces=traces,
         layout={
             "xaxis": {"title": "accuracy on a client's own examples", "tickformat": ".0%",
@@ -316,8 +330,8 @@ def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]], places: dict[st
             "yaxis": {"title": "share of clients", "tickformat": ".0%", "range": [0, 1.02]},
             "shapes": [level(WORST)],
         },
-        alt="Lines of the share of clients by accuracy. " + " ".join(words),
-        table=Table(["run", "clients", "mean", "median", "worst tenth", "least"], rows),
+        alt="Line chart of the share of clients by accuracy. " + " ".join(words),
+        table=Table(["run", "clients", "mean", "median", "worst tenth", "minimum"], rows),
     )  # fmt: skip
 
 
@@ -335,12 +349,12 @@ def _by_size(label: str, examples: np.ndarray, accuracy: np.ndarray) -> list[Cha
             rows.append([span, str(len(here)), share(here.mean()), share(worst(here))])
     wide = examples.max() > 20 * max(1, examples.min())
     axis = {"type": "log", "dtick": "D2"} if wide else {}
-    sampled = "" if len(few) == len(examples) else " 1,000 clients are drawn, evenly chosen."
+    sampled = "" if len(few) == len(examples) else " Shows 1,000 clients, evenly selected."
     return [
         Chart(
-            title="Accuracy by a client's size",
-            caption="Every dot is a client. Are those with few examples served worse?" + sampled,
-            traces=[{
+            title="Accuracy by number of examples",
+            caption="Each dot is a client. Is accuracy lower for clients with few examples?" +
+            sampled, traces=[{
                 "type": "scatter", "mode": "markers", "name": text(label), "showlegend": False,
                 "x": numbers(examples[few]), "y": numbers(accuracy[few]),
                 "marker": {"color": "@c0/0.55", "size": 6},
@@ -350,7 +364,7 @@ def _by_size(label: str, examples: np.ndarray, accuracy: np.ndarray) -> list[Cha
                 "xaxis": {"title": "examples of the client", **axis},
                 "yaxis": {"title": "accuracy", "tickformat": ".0%", "range": [-0.02, 1.04]},
             },
-            alt="Scatter of clients' accuracy by their number of examples. "
+            alt="Scatter plot of clients' accuracy by their number of examples. "
             + " ".join(f"{row[0]} examples: mean {row[2]}." for row in rows),
             table=Table(["examples", "clients", "mean accuracy", "worst tenth"], rows),
         )

@@ -1,4 +1,4 @@
-"""A recipe as a picture of its eight parts, drawn as SVG."""
+"""A diagram of a recipe's eight parts, drawn as SVG."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 
 from fedveil.recipe import Recipe
 from fedveil.reporting.chart import few_digits
-from fedveil.runs.codec import recipe_from_plain, to_plain
+from fedveil.serialization.codec import recipe_from_plain, to_plain
 
 ORDER = ("cohort", "local", "report", "memory", "bound", "quantize", "noise", "server")
-IDLE = {"NoMemory", "Unbounded", "Exact", "Silent"}  # parts that leave everything as it is
+IDLE = {"NoMemory", "Unbounded", "Exact", "NoNoise"}  # parts that change nothing
 DOES = {
-    "cohort": "who takes part", "local": "what a client does", "report": "what it tells",
-    "memory": "what it keeps", "bound": "how long at most", "quantize": "on which grid",
-    "noise": "what hides it", "server": "what is made of it",
+    "cohort": "who takes part", "local": "training steps", "report": "the update",
+    "memory": "kept between rounds", "bound": "limits the norm", "quantize": "rounds to a grid",
+    "noise": "for privacy", "server": "updates the model",
 }  # fmt: skip
 WIDTH, HEIGHT, GAP = 216, 116, 32
 MOST_FIELDS = 3
 
 
 def pictures(plain: dict[str, Any], unlike: dict[str, Any] | None = None) -> str:
-    """The parts in two rows for a wide page and in one column for a phone; one of them is shown.
+    """The parts in two rows for a wide page and in one column for a phone; CSS shows one of them.
 
     Parts that differ from those of another recipe are shaded.
     """
@@ -92,7 +92,7 @@ def _box(recipe: Recipe, part: str, shaded: bool, x: int, y: int) -> str:
 
 
 def _formula(part: Any) -> str:
-    """What stands first in its docstring, where that is a formula: `u = y − x`."""
+    """The first part of its docstring, if that is a formula: `u = y − x`."""
     first = (part.__doc__ or "").partition("\n")[0].partition(":")[0].rstrip(".")
     return first if "=" in first and len(first) <= 28 else ""
 
@@ -102,14 +102,14 @@ def _kind(recipe: Recipe, part: str) -> str:
 
 
 def _where(recipe: Recipe, part: str) -> str:
-    """Who does it: the clients what is between cohort and noise, and noise as it says itself."""
+    """Who does it: clients do everything between cohort and noise; noise says so itself."""
     if part == "noise":
         return recipe.noise.at
     return "server" if part in ("cohort", "server") else "client"
 
 
 def _fields(part: Any) -> Iterator[str]:
-    """`name = value` of what differs from its default, or of all where nothing does."""
+    """`name = value` of the fields that differ from their defaults, or of all if none differs."""
     plain = to_plain(part)
     defaults = {field.name: field.default for field in fields(part)}
     names = [name for name in plain if name not in ("kind", "at")]
@@ -128,6 +128,8 @@ def _value(value: Any) -> str:
             return f"{few_digits(rate)}, × {factor:g} at steps"
         case bool() | str():
             return str(value)[:18]
+        case [alone]:
+            return _value(alone)
         case int() | float():
             return few_digits(value)
         case _:

@@ -1,13 +1,13 @@
-"""A run's directory: recipe.toml, metrics.parquet, model.safetensors, summary.json, checkpoint.
+"""RunDirectory: the only writer of a run's directory.
 
-Every file is written beside its place and moved there when complete, so a full disk or a stop
-leaves the older file as it was.
+Every file is written to a temporary file that replaces it when complete, so that a full disk or a
+killed process leaves the previous file intact.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
-import hashlib
 import io
 import itertools
 import json
@@ -18,23 +18,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedveil.errors import UserError
 from fedveil.loop import State
-from fedveil.runs.versions import refuse_newer
+from fedveil.runs.saved import (
+    CHECKPOINT,
+    ENCODER,
+    ENGINE,
+    EVALUATION,
+    MEMORY,
+    METRICS,
+    MODEL,
+    RECIPE,
+    STATEMENT,
+    SUMMARY,
+    TRACE,
+    SavedRun,
+    memory_name,
+)
+from fedveil.runs.states import digest_of, file_digest, tensors_of
 
-CHECKPOINT = "checkpoint.safetensors"
-MODEL = "model.safetensors"
-TRACE = "ledger.json"
-ENGINE = "engine.json"
-EVALUATION = "evaluation.json"
-MODE = 0o700  # a run's directory holds private data: norms, client memory, who took part
+MODE = 0o700  # the directory has private data: norms, client memory, who took part
 
 
 class RunDirectory:
-    """Where one run is kept."""
+    """The directory of one run, for writing."""
 
     def __init__(self, path: Path) -> None:
         self._claim: int | None = None
@@ -42,7 +51,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
-        """A new directory at the path; one that is in use is left alone."""
+        """Create the directory. One that is in use is refused."""
         refuse_taken(path)
         with saving(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -51,8 +60,8 @@ class RunDirectory:
 
     @classmethod
     def fresh(cls, base: Path, label: str) -> RunDirectory:
-        """A new directory under base: label-1, label-2, …, the first that nobody has taken."""
-        name = re.sub(r"[^\w-]+", "-", label)  # a recipe's name is free text
+        """Create a directory under base: the first of label-1, label-2, … that does not exist."""
+        name = re.sub(r"[^\w-]+", "-", label)  # the name of a recipe can be any text
         with saving(base):
             for number in itertools.count(1):
                 path = base / f"{name}-{number}"
@@ -62,15 +71,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """The directory of an earlier run."""
-        if not path.exists():
-            raise UserError(f"There is no directory {path}; name a run's directory.")
-        if not (path / "recipe.toml").is_file():
-            raise UserError(f"{path} is not a run: it has no recipe.toml; name a run's directory.")
-        return cls(path)
+        """Open the directory of an existing run."""
+        return cls(SavedRun.open(path).path)
 
     def claim(self) -> None:
-        """Be the only process at work here, until `release` or the end of the process."""
+        """Lock the directory for this process, until `release` or the end of the process."""
         if self._claim is not None:
             return
         with saving(self.path):
@@ -80,16 +85,16 @@ class RunDirectory:
         except BlockingIOError as problem:
             self.release()
             raise UserError(
-                f"Another process is at work on {self.path}; wait for it to end, or end it."
+                f"{self.path} is in use by another process. Wait until it ends, or end it."
             ) from problem
-        except OSError:  # a file system that cannot lock directories
+        except OSError:  # the file system cannot lock directories
             return
         with saving(self.path):
-            for left in self.path.glob(".*.partial"):  # by a process that was killed
+            for left in self.path.glob(".*.partial"):  # left by a killed process
                 left.unlink()
 
     def release(self) -> None:
-        """Let others work here."""
+        """Release the lock."""
         if self._claim is not None:
             os.close(self._claim)
             self._claim = None
@@ -98,184 +103,69 @@ class RunDirectory:
         self.release()
 
     def save_trace(self, trace: Mapping[str, Any]) -> None:
-        """ledger.json: which ledger knows this run, and how far it had come."""
+        """ledger.json: the ledger that records this run, and the run's position in it."""
         self._save(TRACE, (json.dumps(trace, indent=2) + "\n").encode())
 
-    def load_trace(self) -> dict[str, Any] | None:
-        """ledger.json; None for a run that was not recorded."""
-        path = self.path / TRACE
-        if not path.is_file():
-            return None
-        with reading(path):
-            trace: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(trace["position"], int):
-                raise ValueError("its position is no number")
-            return {name: trace[name] for name in ("ledger", "path", "run", "position", "hash")}
-
     def save_engine(self, name: str, reason: str) -> None:
-        """engine.json: what computed the run. Sizes and timings decided it, so it is private."""
+        """engine.json: the engine of the run. It was chosen by data sizes, so it is private."""
         text = json.dumps({"engine": name, "reason": reason}, indent=2) + "\n"
         self._save(ENGINE, text.encode())
 
-    def load_engine(self) -> tuple[str, str] | None:
-        """Engine and reason; None for a run that does not say."""
-        path = self.path / ENGINE
-        if not path.is_file():
-            return None
-        with reading(path):
-            plain = json.loads(path.read_text(encoding="utf-8"))
-            return str(plain["engine"]), str(plain["reason"])
-
-    def has_checkpoint(self) -> bool:
-        """Whether there is one."""
-        return (self.path / CHECKPOINT).is_file()
-
     def save_settings(self, settings: Mapping[str, Any]) -> None:
-        """recipe.toml: everything needed to run it again."""
+        """recipe.toml: everything needed to train the run again."""
         import tomli_w
 
-        self._save("recipe.toml", tomli_w.dumps(settings).encode())
+        self._save(RECIPE, tomli_w.dumps(settings).encode())
 
     def save_metrics(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """metrics.parquet: a row for each round."""
+        """metrics.parquet: one row per round."""
         import polars
 
         sink = io.BytesIO()
         polars.DataFrame(list(records), infer_schema_length=None).write_parquet(sink)
-        self._save("metrics.parquet", sink.getvalue())
-
-    def load_metrics(self) -> list[dict[str, Any]]:
-        """The rows of metrics.parquet; none when there is no such file yet."""
-        import polars
-
-        path = self.path / "metrics.parquet"
-        if not path.is_file():
-            return []
-        with reading(path):
-            return polars.read_parquet(path).to_dicts()
+        self._save(METRICS, sink.getvalue())
 
     def save_model(self, parameters: Mapping[str, Tensor], facts: str | None = None) -> None:
-        """model.safetensors: named parameters, as the module's state_dict has them, and facts."""
+        """model.safetensors: the module's state_dict, and the model's interface as `facts`."""
         self._save_tensors(MODEL, parameters, None if facts is None else {"facts": facts})
-
-    def load_model(self) -> tuple[dict[str, Tensor], str | None]:
-        """The parameters and facts that `save_model` wrote; earlier versions wrote no facts."""
-        from safetensors import safe_open
-
-        path = self.path / MODEL
-        if not path.is_file():
-            raise UserError(
-                f"{self.path} has no {MODEL} yet: the run has not ended; go on with it by "
-                f"`fedveil train --resume {self.path}`."
-            )
-        with reading(path), safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, (file.metadata() or {}).get("facts")
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         """summary.json: the result and its guarantee."""
         text = json.dumps(summary, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        self._save("summary.json", text.encode())
+        self._save(SUMMARY, text.encode())
 
     def save_statement(self, text: str) -> None:
-        """privacy.txt: the privacy statement, as a page to read."""
-        self._save("privacy.txt", text.encode())
+        """privacy.txt: the privacy statement."""
+        self._save(STATEMENT, text.encode())
 
     def save_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        """evaluation.json: confusion and clients' accuracy, which are private data."""
+        """evaluation.json: the confusion matrix and accuracy per client, which are private data."""
         text = json.dumps(evaluation, ensure_ascii=False, allow_nan=False) + "\n"
         self._save(EVALUATION, text.encode())
 
-    def load_summary(self) -> dict[str, Any]:
-        """summary.json of a run that has ended."""
-        path = self.path / "summary.json"
-        if not path.is_file():
-            raise UserError(
-                f"{self.path} has no summary.json yet: the run has not ended; go on with it by "
-                f"`fedveil train --resume {self.path}`."
-            )
-        with reading(path):
-            summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            refuse_newer(path, summary.get("versions", {}).get("fedveil"))
-            return summary
-
     def forget_results(self) -> None:
-        """Remove what an earlier stop concluded."""
+        """Remove the results of an earlier stop."""
         with saving(self.path):
-            for name in ("summary.json", "privacy.txt", MODEL, EVALUATION):
+            for name in (SUMMARY, STATEMENT, MODEL, EVALUATION):
                 (self.path / name).unlink(missing_ok=True)
 
-    def rounds_played(self) -> int:
-        """As the checkpoint has it; 0 without one."""
-        from safetensors import safe_open
-
-        path = self.path / CHECKPOINT
-        if not path.is_file():
-            return 0
-        with reading(path), safe_open(path, framework="pt") as file:
-            return int(json.loads((file.metadata() or {})["facts"])["round"])
-
     def save_encoder(self, encoder: str) -> None:
-        """encoder.json: how a table's rows become the model's inputs."""
-        self._save("encoder.json", encoder.encode())
+        """encoder.json: how to turn rows of a table into inputs of the model."""
+        self._save(ENCODER, encoder.encode())
 
     def save_checkpoint(self, state: State, identity: str = "") -> None:
-        """checkpoint.safetensors, after the client memory it refers to; `identity` is the run's."""
+        """Write the client memory, then checkpoint.safetensors, which refers to it."""
+        memory = self.path / memory_name(state.round)
+        digest = digest_of(tensors_of(state))
         if state.memory is not None:
-            self.write(self._memory(state.round).name, state.memory.save)
-        digest = _digest(_tensors(state))
-        if state.memory is not None:
-            digest += _file_digest(self._memory(state.round))
-        # One entry, for the library writes several in any order, and equal runs give equal bytes.
+            self.write(memory.name, state.memory.save)
+            digest += file_digest(memory)
+        # One entry: safetensors writes several in any order, but equal runs must have equal bytes.
         facts = json.dumps({"round": state.round, "identity": identity, "digest": digest})
-        self._save_tensors(CHECKPOINT, _tensors(state), {"facts": facts})
-        for old in self.path.glob("memory-*.npy"):
-            if old != self._memory(state.round):
+        self._save_tensors(CHECKPOINT, tensors_of(state), {"facts": facts})
+        for old in self.path.glob(MEMORY):
+            if old != memory:
                 old.unlink()
-
-    def load_checkpoint(self, state: State, identity: str = "") -> State:
-        """The saved state, in the shape of a run's first one; another run's is refused."""
-        from safetensors import safe_open
-
-        path = self.path / CHECKPOINT
-        if not path.is_file():
-            raise UserError(f"{self.path} has no {CHECKPOINT}, so it cannot go on; train anew.")
-        with reading(path), safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            facts = json.loads((file.metadata() or {})["facts"])
-            round = int(facts["round"])
-        if facts.get("identity", "") != identity:
-            raise UserError(
-                f"{path} was not made by this recipe, model and data: what it has spent already "
-                "would be miscounted; undo the change to recipe.toml or the data, or train anew."
-            )
-        _check_shapes(path, _tensors(state), tensors)
-        digest = _digest(tensors)
-        if state.memory is not None:
-            with reading(self._memory(round)):
-                digest += _file_digest(self._memory(round))
-        if facts.get("digest", digest) != digest:
-            raise UserError(
-                f"{path} or its memory-{round}.npy is not as it was written: some of it was "
-                "altered or lost; restore it from a copy, or train anew."
-            )
-        if state.memory is not None:
-            with reading(self._memory(round)):
-                state.memory.restore(self._memory(round))
-        return State(
-            round=round,
-            x=tensors["x"],
-            server=_under(tensors, "server."),
-            output=_under(tensors, "output."),
-            direction=tensors.get("direction"),
-            memory=state.memory,
-            threshold=tensors.get("threshold"),
-            taken=tensors.get("taken"),
-            moved=tensors.get("moved"),
-        )
-
-    def _memory(self, round: int) -> Path:
-        return self.path / f"memory-{round}.npy"
 
     def _save_tensors(
         self, name: str, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
@@ -289,7 +179,7 @@ class RunDirectory:
         self.write(name, lambda path: path.write_bytes(data))
 
     def write(self, name: str, write: Callable[[Path], Any]) -> None:
-        """Have a file written beside its place, and move it there when it is complete."""
+        """Write a file by a function of its path, and replace the previous one when complete."""
         partial = self.path / f".{name}.partial"
         with saving(self.path):
             try:
@@ -303,54 +193,46 @@ class RunDirectory:
 
 
 def refuse_taken(path: Path) -> Path:
-    """The path itself; refused where a run could not be saved without touching what is there."""
+    """Refuse a path where saving a run would touch existing files; else return it."""
     with saving(path):
         taken = path.exists() and (not path.is_dir() or any(map(_kept, path.iterdir())))
     if taken:
+        if not path.is_dir():
+            raise UserError(f"{path} is a file, not a directory. Choose another --out.")
         raise UserError(
-            f"{path} already holds something; choose another --out, or go on with "
-            f"`fedveil train --resume {path}`."
+            f"{path} is not empty. Choose another --out, or resume the run with `fedveil train "
+            f"--resume {path}`."
         )
     return path
 
 
 @contextmanager
 def saving(path: Path) -> Iterator[None]:
-    """Turn a failed write into a sentence: what could not be saved, why, and what to do."""
+    """Turn a failed write into an error that says what failed, why, and what to do."""
     try:
         yield
     except OSError as problem:
         raise UserError(
-            f"Could not save to {path}: {problem.strerror or problem}; what was saved before is "
-            "still there, so free some space or choose another --out."
+            f"Could not save to {path}: {problem.strerror or problem}. Files saved earlier are "
+            f"intact. {_remedy(path, problem)}"
         ) from problem
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Turn a broken file of a run into a sentence: which one, what is wrong, and what to do."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as problem:  # each format's library has its own kinds
-        why = str(problem).strip().partition("\n")[0]
-        raise UserError(
-            f"{path} is not what a run saved ({type(problem).__name__}: {why}); "
-            "restore it from a copy, or train anew from the run's recipe.toml."
-        ) from problem
-
-
-def lost(file: Path) -> UserError:
-    """The sentence for a file that a run must have written and that is not there."""
-    return UserError(
-        f"{file.parent} has no {file.name}: some of the run was not written or was lost; restore "
-        "it from a copy, or train anew from its recipe.toml."
-    )
+def _remedy(path: Path, problem: OSError) -> str:
+    """What helps: space, permission, or another path."""
+    if isinstance(problem, FileNotFoundError) and not path.parent.exists():
+        return f"Create the directory {path.parent}, or choose another --out."
+    if problem.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space, or choose another --out."
+    if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "You may not write there: choose another --out, or change its permissions."
+    if problem.errno in (errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.EISDIR):
+        return "A directory cannot be there: choose another --out."
+    return "Check the disk, or choose another --out."
 
 
 def _made(path: Path) -> bool:
-    """Whether this call made the directory; two runs that start at once never share one."""
+    """Whether this call created the directory. Runs that start together never share one."""
     try:
         path.mkdir(mode=MODE, parents=True)
     except FileExistsError:
@@ -359,50 +241,14 @@ def _made(path: Path) -> bool:
 
 
 def _kept(file: Path) -> bool:
-    """Whether a file is more than what a killed process had not finished writing."""
+    """Whether a file is complete, and not the partial file of a killed process."""
     return not (file.name.startswith(".") and file.name.endswith(".partial"))
 
 
 def _sync(directory: Path) -> None:
-    """Make a new name in a directory outlast a power cut."""
+    """Flush a directory to disk, so that a renamed file survives a power failure."""
     file = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(file)
     finally:
         os.close(file)
-
-
-def _tensors(state: State) -> dict[str, Tensor]:
-    named = {"x": state.x}
-    named |= {f"server.{name}": leaf for name, leaf in state.server.items()}
-    named |= {f"output.{name}": leaf for name, leaf in state.output.items()}
-    kept = {"direction": state.direction, "threshold": state.threshold, "taken": state.taken}
-    kept["moved"] = state.moved
-    return named | {name: leaf for name, leaf in kept.items() if leaf is not None}
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    """Of all numbers, in the order of their names."""
-    found = hashlib.blake2b(digest_size=16)
-    for name in sorted(tensors):
-        found.update(name.encode() + tensors[name].contiguous().numpy().tobytes())
-    return found.hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): leaf for k, leaf in tensors.items() if k.startswith(prefix)}
-
-
-def _check_shapes(path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name, leaf in wanted.items():
-        shape = found[name].shape if name in found else None
-        if shape != leaf.shape or not bool(torch.isfinite(found[name].double()).all()):
-            raise UserError(
-                f"{path} does not fit this run: '{name}' is {shape}, not {tuple(leaf.shape)} "
-                "finite numbers; resume with the recipe and the model it was saved from."
-            )

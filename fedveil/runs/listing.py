@@ -1,39 +1,39 @@
-"""Runs on disk, as facts: which they are, how far they came, and whether they are whole."""
+"""List runs on disk: their algorithm, data, progress and results, and whether they are intact."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import math
 import shlex
-import tomllib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from fedveil.data.origin import REAL, Origin
 from fedveil.errors import UserError
-from fedveil.runs.directory import RunDirectory, lost, reading, saving
-from fedveil.runs.versions import refuse_newer
+from fedveil.parts.bound import Unbounded
+from fedveil.parts.noise import NoNoise
+from fedveil.runs.directory import RunDirectory, saving
+from fedveil.runs.saved import FILES, MEMORY, RECIPE, SUMMARY, SavedRun, reading
+from fedveil.serialization.codec import class_of
 
 State = Literal["finished", "stopped", "broken"]
 STATES: tuple[State, ...] = ("finished", "stopped", "broken")
-FILES = (
-    "recipe.toml", "metrics.parquet", "clients.parquet", "model.safetensors", "summary.json",
-    "privacy.txt", "checkpoint.safetensors", "ledger.json", "encoder.json", "evaluation.json",
-    "engine.json",
-)  # fmt: skip
-PATTERNS = ("memory-*.npy", ".*.partial")
-PARQUET = b"PAR1"  # a Parquet file begins and ends with it
-DEPTH = 2  # a comparison's runs lie one level below it
+PATTERNS = (MEMORY, ".*.partial")
+DEPTH = 2  # the runs of a comparison are one level below it
 PENDING = Origin(exclusions=("what its statement names when the run has ended",))
-HIDDEN = "out-of-sight"  # drawn runs of a private selection: how many they are is not to be told
+NOISY = "‡"  # the mark of a noisy score
+NOISY_NOTE = (
+    f"{NOISY} Noisy: of a private evaluation, which the run's ε covers. `fedveil report` shows its "
+    "95% interval."
+)
+HIDDEN = "out-of-sight"  # drawn runs of a private selection, whose number must stay secret
 
 
 @dataclass(frozen=True)
 class Listed:
-    """One run: what is known of it without loading its data."""
+    """One run, without loading its data."""
 
     path: Path
     state: State
@@ -46,33 +46,48 @@ class Listed:
     epsilon: float | None = None
     delta: float | None = None
     view: str = ""
-    adjacency: str = ""  # of ε, where the run ended
+    adjacency: str = ""  # of ε, if the run has ended
     unit: str = ""
     private: bool = False
-    leaks: bool = False  # a clipping threshold taken from the data, which no ε covers
+    leaks: bool = False  # whether its clipping threshold was taken from the data: no ε covers it
     seed: int = 0
-    origin: Origin = REAL  # whether its clients are real, and what its ε leaves out
-    untold: bool = False  # whether the ε of its planned rounds is told nowhere
-    problem: str = ""  # what is broken
+    origin: Origin = REAL  # whether its clients are real, and what its ε does not cover
+    untold: bool = False  # whether the ε of its planned rounds is not recorded
+    problem: str = ""  # of a broken run
+    noisy: bool = False  # whether its scores are of private evaluations
+    metric: str = ""  # the name of its main metric, if it has ended and was evaluated
+    metrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name
+
+    def score(self, name: str) -> float | None:
+        """The value of a metric; None if it was not measured or is not finite."""
+        if name in ("accuracy", "loss"):
+            return self.accuracy if name == "accuracy" else self.loss
+        found = self.metrics.get(name)
+        return None if found is None else found["value"]
+
+    @property
+    def mark(self) -> str:
+        """The mark of a noisy score; NOISY_NOTE explains it."""
+        return NOISY if self.noisy else ""
 
     def plain(self) -> dict[str, Any]:
-        """As plain values."""
+        """The fields as plain values."""
         return {**asdict(self), "path": str(self.path)}
 
 
 def find_runs(places: list[Path]) -> list[Path]:
-    """The runs that places hold, or are, in the order of their names."""
+    """The runs in these directories, or the directories themselves, sorted by name."""
     found: dict[Path, None] = {}
     for place in places:
         if not place.is_dir():
-            raise UserError(f"{place} is not a directory; name a run, or a directory of runs.")
+            raise UserError(f"{place} is not a directory. Name a run, or a directory of runs.")
         for path in _below(place, DEPTH):
             found.setdefault(path)
     return list(found)
 
 
 def listed(path: Path) -> Listed:
-    """A run's facts; one that cannot be read is broken, with the sentence that says why."""
+    """One run. A run that cannot be read is listed as broken, with the error."""
     try:
         return _listed(path)
     except UserError as problem:
@@ -80,18 +95,18 @@ def listed(path: Path) -> Listed:
 
 
 def none_ended(directory: Path) -> UserError:
-    """The sentence for a comparison that has no result yet."""
+    """The error for a comparison without results."""
     again = f"fedveil compare --resume {shlex.quote(str(directory))}"
-    return UserError(f"No run of {directory} has ended yet; go on with `{again}`.")
+    return UserError(f"No run of {directory} has ended yet. Resume it with `{again}`.")
 
 
 def remove_run(path: Path) -> list[str]:
-    """Delete what a run has written, and its directory if nothing else is in it.
+    """Delete the files of a run, and its directory if it is then empty.
 
-    Gives the names of what was left, for it is not a run's.
+    Return the names of the files that are left, which the run did not write.
     """
     if path.is_symlink():
-        raise UserError(f"{path} is a link; remove the run where it is.")
+        raise UserError(f"{path} is a symbolic link. Remove the run that it points to.")
     directory = RunDirectory.open(path)
     directory.claim()
     with contextlib.closing(_Releasing(directory)), saving(path):
@@ -104,24 +119,24 @@ def remove_run(path: Path) -> list[str]:
 
 
 class _Releasing:
-    """So that `closing` lets go of a directory."""
+    """An adapter, so that `closing` releases a directory."""
 
     def __init__(self, directory: RunDirectory) -> None:
         self.close = directory.release
 
 
 def _own(path: Path) -> Iterator[Path]:
-    """The recipe last: what is left of a removal that was stopped is still known as a run."""
-    others = [name for name in FILES if name != "recipe.toml"]
+    """The files of a run, the recipe last: after an interrupted removal it is still a run."""
+    others = [name for name in FILES if name != RECIPE]
     files = [path / name for name in others]
     files += [file for pattern in PATTERNS for file in path.glob(pattern)]
-    for file in [*files, path / "recipe.toml"]:
+    for file in [*files, path / RECIPE]:
         if file.is_file() and not file.is_symlink():
             yield file
 
 
 def _below(place: Path, depth: int) -> Iterator[Path]:
-    if (place / "recipe.toml").is_file():
+    if (place / RECIPE).is_file():
         yield place
     elif depth:
         for path in sorted(place.iterdir()):
@@ -130,11 +145,9 @@ def _below(place: Path, depth: int) -> Iterator[Path]:
 
 
 def _listed(path: Path) -> Listed:
-    directory = RunDirectory.open(path)
-    file = path / "recipe.toml"
-    with reading(file):
-        plain = tomllib.loads(file.read_text(encoding="utf-8"))
-        refuse_newer(file, plain.get("fedveil"))
+    run = SavedRun.open(path)
+    plain = run.settings
+    with reading(run.file(RECIPE)):
         recipe, planned = plain["recipe"], int(plain["rounds"])
         data = plain.get("data", {})
         facts: dict[str, Any] = {
@@ -143,19 +156,18 @@ def _listed(path: Path) -> Listed:
             "planned": planned,
             "delta": plain.get("delta"),
             "view": str(recipe.get("view", "models")),
-            "private": recipe.get("noise", {}).get("kind", "Silent") != "Silent",
-            "leaks": recipe.get("bound", {}).get("kind") == "ProbedClip",
+            "private": class_of(recipe.get("noise", {}), NoNoise).private,
+            "leaks": class_of(recipe.get("bound", {}), Unbounded).leaks,
             "seed": int(plain.get("seed", 0)),
+            "noisy": recipe.get("evaluation") is not None,
         }
-    if (path / "summary.json").is_file():
-        return _ended(directory, facts)
-    return _unfinished(directory, facts)
+    return _ended(run, facts) if run.ended else _unfinished(run, facts)
 
 
-def _ended(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
-    """A run that wrote its summary."""
-    summary = directory.load_summary()
-    with reading(directory.path / "summary.json"):
+def _ended(run: SavedRun, facts: dict[str, Any]) -> Listed:
+    """A run that has written its summary."""
+    summary = run.summary
+    with reading(run.file(SUMMARY)):
         privacy = summary["privacy"]
         guarantee = privacy["views"][privacy["view"]]
         facts |= {
@@ -168,46 +180,41 @@ def _ended(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
         }
         facts |= {"adjacency": guarantee["adjacency"], "unit": guarantee["unit"]}
         facts |= {"origin": Origin.from_plain(privacy.get("origin"))}
+        facts |= _metrics(summary.get("evaluation"))
         rounds = int(summary["rounds"])
         epsilon = guarantee["epsilon"] if facts["private"] else None
     if rounds:
-        _refuse_damaged(directory.path)
-    state: State = "finished" if rounds >= facts["planned"] else "stopped"
-    # Versions before 0.2 stated the rounds that were run, which holds for none that was stopped.
+        run.refuse_damaged()
+    early = bool(summary.get("stopped_early", False))
+    state: State = "finished" if early or rounds >= facts["planned"] else "stopped"
+    # Versions before 0.2 stated the ε of the rounds run, which is not valid for a stopped run.
     untold = state == "stopped" and privacy.get("course") is None
     spent = None if untold else epsilon
-    return Listed(directory.path, state, rounds=rounds, epsilon=spent, untold=untold, **facts)
+    return Listed(run.path, state, rounds=rounds, epsilon=spent, untold=untold, **facts)
 
 
-def _refuse_damaged(path: Path) -> None:
-    """What a run that ended leaves besides its summary, by its first and last bytes alone."""
-    from safetensors import safe_open
-
-    metrics, model = path / "metrics.parquet", path / "model.safetensors"
-    for file in (metrics, model):
-        if not file.is_file():
-            raise lost(file)
-    with reading(metrics), metrics.open("rb") as bytes_:
-        first = bytes_.read(len(PARQUET))
-        bytes_.seek(-len(PARQUET), io.SEEK_END)
-        if not first == bytes_.read() == PARQUET:
-            raise ValueError("it is no whole Parquet file")
-    with reading(model), safe_open(model, framework="pt"):
-        pass
+def _metrics(evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The main metric and all others; nothing for a run of an earlier version."""
+    if evaluation is None:
+        return {}
+    return {
+        "metric": str(evaluation["metric"]),
+        "metrics": {str(m["name"]): dict(m) for m in evaluation["metrics"]},
+    }
 
 
-def _unfinished(directory: RunDirectory, facts: dict[str, Any]) -> Listed:
-    """A run that was stopped before it could conclude: its last evaluated round counts.
+def _unfinished(run: SavedRun, facts: dict[str, Any]) -> Listed:
+    """A run that was stopped before it wrote a summary: its last evaluated round is listed.
 
-    ε is that of all planned rounds: when it was stopped may depend on what was seen.
+    Its ε is that of all planned rounds, because the time of stopping may depend on the results.
     """
-    rounds, rows = directory.rounds_played(), directory.load_metrics()
+    rounds, rows = run.rounds, run.rows
     evaluated = [row for row in rows[:rounds] if row.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
     accuracy = last.get("accuracy")
     epsilon = last.get("epsilon_planned")
     return Listed(
-        directory.path,
+        run.path,
         "stopped",
         rounds=rounds,
         accuracy=None if accuracy is None or math.isnan(accuracy) else accuracy,

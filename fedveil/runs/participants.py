@@ -1,25 +1,25 @@
-"""clients.parquet: a row for each participant of each round; private data, as its name says."""
+"""clients.parquet: one row per participant and round. It is private data."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
 
-from fedveil.diagnosis.seen import Seen
-from fedveil.runs.directory import RunDirectory, reading
+from fedveil.engines.seen import Seen
+from fedveil.runs.directory import RunDirectory
+from fedveil.runs.saved import CLIENTS, reading
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from polars import DataFrame
 
-NAME = "clients.parquet"
 MOST = 2**20  # rows in memory: 32 MB
-GROUP = 2**16  # rows of a row group in the file
+GROUP = 2**16  # rows per row group of the file
 
 
 class Participants:
-    """The rows that are not on disk yet; of more than `MOST` the oldest rounds are let go."""
+    """The rows that are not on disk yet. Beyond `MOST` rows the oldest rounds are dropped."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Seen]] = deque()
@@ -30,11 +30,11 @@ class Participants:
 
     @property
     def crowded(self) -> bool:
-        """Whether it is time to save them, if they are to be saved at all."""
+        """Whether a run that is saved should write the rows to disk now."""
         return self._rows > MOST // 2
 
     def add(self, round: int, seen: Seen | None) -> None:
-        """The participants of a round, which is counted from 1."""
+        """Add the participants of a round, counted from 1."""
         if seen is None:
             return
         self._waiting.append((round, seen))
@@ -43,48 +43,37 @@ class Participants:
             self._rows -= len(self._waiting.popleft()[1].clients)
 
     def table(self) -> DataFrame:
-        """The rows in memory, as clients.parquet has them."""
+        """The rows in memory, in the columns of clients.parquet."""
         import polars
 
         return polars.concat([_columns(round, seen) for round, seen in self._waiting])
 
     def save(self, directory: RunDirectory) -> None:
-        """Append them to the file; rows of rounds that are played again are replaced."""
+        """Append the rows to the file, and replace rows of rounds that were trained again."""
         import polars
 
         if not self._waiting:
             return
-        path, rows, first = directory.path / NAME, self.table().lazy(), self._waiting[0][0]
+        path, rows, first = directory.path / CLIENTS, self.table().lazy(), self._waiting[0][0]
         if path.is_file():
             with reading(path):
                 earlier = polars.scan_parquet(path).filter(polars.col("round") < first)
                 rows = polars.concat([earlier, rows])
-                directory.write(NAME, lambda place: _sink(rows, place))
+                directory.write(CLIENTS, lambda place: _sink(rows, place))
         else:
-            directory.write(NAME, lambda place: _sink(rows, place))
+            directory.write(CLIENTS, lambda place: _sink(rows, place))
         self._waiting.clear()
         self._rows = 0
 
 
 def refuse_broken(directory: RunDirectory) -> None:
-    """Before a run goes on whose rows could not be added to the file."""
+    """Refuse to resume a run whose clients.parquet cannot be read."""
     import polars
 
-    path = directory.path / NAME
+    path = directory.path / CLIENTS
     if path.is_file():
         with reading(path):
             polars.read_parquet_schema(path)
-
-
-def load(directory: RunDirectory, rounds: int) -> DataFrame | None:
-    """The rows of the first so many rounds; None for a run that recorded none."""
-    import polars
-
-    path = directory.path / NAME
-    if not path.is_file():
-        return None
-    with reading(path):
-        return polars.scan_parquet(path).filter(polars.col("round") <= rounds).collect()
 
 
 def _sink(rows: object, place: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedveil.privacy import accounting, losses
-
-from ..privacy import test_accounting as integrated
-from ..privacy import test_losses as enumerated
-from .making import Mutation, line, named, require_caught
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import losses
+from tests.mutations.making import Mutation, line, named, require_caught
+from tests.unit.accounting import test_accounting as integrated
+from tests.unit.accounting import test_losses as enumerated
 
 
 def wrong_curve(old: str, new: str) -> Callable[[Any], None]:

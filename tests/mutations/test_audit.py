@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedveil.audit import canaries
-
-from ..audit import test_canaries as canary
-from .making import Mutation, line, named, require_caught
+from tests.mutations.making import Mutation, line, named, require_caught
+from tests.unit.audit import test_canaries as canary
 
 MUTATIONS = [
     Mutation(

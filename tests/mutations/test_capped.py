@@ -9,17 +9,21 @@ from typing import Any
 
 import pytest
 
-from fedveil import charging, reception
+from fedveil.accounting import integers
+from fedveil.federation import reception
+from fedveil.ledger import charging
+from fedveil.ledger.ledger import Books, Ledger, open_ledger
+from fedveil.ledger.session import Session
 from fedveil.parts import discrete
 from fedveil.parts.cohort import FixedSize
-from fedveil.privacy import integers, statement, together
-from fedveil.privacy.ledger import Books, Ledger, open_ledger
-from fedveil.privacy.session import Session
-from fedveil.privacy.together import Plan, Way
-
-from .. import test_reception
-from ..privacy import test_capped, test_integers, test_session, test_statement
-from .making import Mutation, line, mutate, named, require_caught, returning
+from fedveil.privacy import composition as together
+from fedveil.privacy import statement
+from fedveil.privacy.composition import ReleasePlan, Way
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
+from tests.unit.accounting import test_capped, test_integers
+from tests.unit.federation import test_reception
+from tests.unit.ledger import test_session
+from tests.unit.privacy import test_statement
 
 
 def with_books(check: Callable[[Ledger], None]) -> Callable[[], None]:
@@ -114,7 +118,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a plan does not record its cap, and none is inferred",
-        line(Plan, "from_plain", ("_relying_on(cap, ways)", "tuple(ways)")),
+        line(ReleasePlan, "from_plain", ("_relying_on(cap, ways)", "tuple(ways)")),
         "test_plans_without_a_recorded_cap_are_still_read",
         test_capped.test_plans_without_a_recorded_cap_are_still_read,
     ),
@@ -166,7 +170,7 @@ MUTATIONS = [
     ),
     Mutation(
         "verify compares bytes within one accounting alone",
-        lambda patch: patch.setattr("fedveil.privacy.verify.released_twice", by_key),
+        lambda patch: patch.setattr("fedveil.ledger.verify.released_twice", by_key),
         "test_other_bytes_are_noted_across_a_change_of_the_accounting",
         with_books(test_session.test_other_bytes_are_noted_across_a_change_of_the_accounting),
     ),

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from fedveil.privacy import together
-from fedveil.privacy.together import Charged
-
-from ..privacy import test_together as rule
-from .making import Mutation, line, mutate, named, require_caught, returning
+from fedveil.privacy import composition as together
+from fedveil.privacy.composition import Charged
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
+from tests.unit.privacy import test_together as rule
 
 
 def check_rule() -> None:
@@ -27,8 +26,8 @@ def check_distance() -> None:
 
 
 def shared_cap(patch: pytest.MonkeyPatch) -> None:
-    condition = " and (len(runs) == 1 or all(way.most is None for way in first.plan.ways))"
-    mutate(patch, together, "epsilon", (condition, ""))
+    condition = "(alike and repeatable)"
+    mutate(patch, together, "epsilon", (condition, "alike"))
     patch.setattr(rule, "epsilon", together.epsilon)  # which the guard knows by name
 
 

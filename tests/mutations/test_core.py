@@ -13,24 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from fedveil import algorithms, loop, training
+from fedveil import algorithms, loop
+from fedveil.accounting import events, norms
 from fedveil.data.federated import Examples, Federated
+from fedveil.engines import bounding
 from fedveil.errors import UserError
 from fedveil.loop import State, begin
 from fedveil.parts import bound, cohort, discrete, noise, quantize
 from fedveil.parts.report import Difference
-from fedveil.privacy import events, norms
-from fedveil.privacy.calibrate import Budget, settled
-from fedveil.privacy.statement import Guarantee
+from fedveil.privacy.calibrate import Budget, calibrated
+from fedveil.privacy.guarantee import Guarantee
+from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
-from fedveil.streams import stream
-
-from ..contracts.bounds import check_bound
-from ..contracts.cohorts import check_cohort
-from ..contracts.examples import PRIVATE
-from ..contracts.noises import check_noise
-from ..contracts.quantizers import check_quantizer
-from ..contracts.recipes import (
+from fedveil.testing.bounds import check_bound
+from fedveil.testing.cohorts import check_cohort
+from fedveil.testing.noises import check_noise
+from fedveil.testing.quantizers import check_quantizer
+from fedveil.testing.recipes import (
     CLIENTS,
     DIM,
     check_amplification,
@@ -49,9 +48,11 @@ from ..contracts.recipes import (
     check_views,
     check_wire,
 )
-from ..contracts.replay import Scripted, normal_answers, people
-from ..test_contracts import OTHERS, check_remark, check_runs_share_no_noise, noise_of
-from .making import Mutation, line, mutate, named, require_caught, returning
+from fedveil.testing.replay import Scripted, normal_answers, people
+from fedveil.training import prepare as training
+from tests.contracts.examples import PRIVATE
+from tests.contracts.test_contracts import OTHERS, check_remark, check_runs_share_no_noise, noise_of
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
 
 SERVER = algorithms.dp_fedavg(rate=0.2, noise_multiplier=2.0)
 
@@ -87,7 +88,7 @@ def check_budget_is_kept() -> None:
     """The published TDL is refused by any budget: it has no guarantee to meet it with."""
     recipe = algorithms.dp_norm_fedavg_qtdl(5, calibration="das2021", claimed_epsilon=0.5)
     try:
-        settled(recipe, Budget(50.0, 1e-2), 1, DIM, CLIENTS)
+        calibrated(recipe, Budget(50.0, 1e-2), 1, DIM, CLIENTS)
     except UserError:
         return
     raise AssertionError("QTDL with the published m met a budget")
@@ -113,9 +114,8 @@ def threshold_after(rounds: int, factor: float) -> float:
     data, engine = people(len(rows)), Scripted(rows, group_size=256)
     state: State = begin(recipe, torch.zeros(DIM), data, rounds, key=2)
     for _ in range(rounds):
-        state, _ = loop.play_round(recipe, state, data, engine, key=2)
-    assert state.threshold is not None
-    return float(state.threshold) / median
+        state, _ = loop.run_round(recipe, state, data, engine, key=2)
+    return float(state.parts["bound"]["threshold"]) / median
 
 
 def check_finds_the_median() -> None:
@@ -134,14 +134,20 @@ def test_an_adaptive_clip_with_its_sign_flipped_runs_away(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------------------------- mistakes
 
 
+def skipped_clip(patch: pytest.MonkeyPatch) -> None:
+    for module in (loop, bounding):
+        patch.setattr(module, "scales_of", lambda lengths, *_: torch.ones_like(lengths))
+
+
 flipped_sign = line(bound.AdaptiveClip, "next", ("-self.rate *", "self.rate *"))
 
 
 def noise_before_the_clip(patch: pytest.MonkeyPatch) -> None:
     noisy = (
-        "updates = DenseUpdates(updates.rows() + recipe.noise.draw(\n"
-        "        recipe.message(len(state.x)), 1, 1.0, stream(self.key, 0, 'early')).float())\n"
-        "    norms = updates.norms()"
+        "updates = DenseUpdates(updates.rows() + self.recipe.noise.draw(\n"
+        "            self.recipe.message(len(state.x)), 1, 1.0,"
+        " stream(self.key, 0, 'early')).float())\n"
+        "        norms = updates.norms()"
     )
     mutate(patch, loop._Work, "messages", ("norms = updates.norms()", noisy))
     mutate(
@@ -189,9 +195,14 @@ def silent_when_empty(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(noise.Gaussian, "draw", draw)
 
 
-def scales_that_let_nan_pass(norms: torch.Tensor, bound: Any) -> torch.Tensor:
+def scales_that_let_nan_pass(patch: pytest.MonkeyPatch) -> None:
     """As if by `if norm > C: shrink`, which NaN is not."""
-    return torch.where(norms > bound.norm, bound.norm / norms, 1.0)
+
+    def scales(norms: torch.Tensor, bound: Any, dim: int) -> torch.Tensor:
+        return torch.where(norms > bound.norm, bound.norm / norms, 1.0)
+
+    for module in (loop, bounding):
+        patch.setattr(module, "scales_of", scales)
 
 
 def fixed_size_as_poisson(self: cohort.FixedSize, event: Any, population: int) -> events.Round:
@@ -239,20 +250,20 @@ MUTATIONS = [
         line(
             discrete.DiscreteGaussian,
             "table",
-            ("gaussian_table(settled_amount(self, self.sigma)", "gaussian_table(self.sigma / 2"),
+            ("calibrated_amount(self, self.sigma)", "self.sigma / 2"),
         ),
         "check_noise",
         on(check_noise, discrete.DiscreteGaussian(20.0, 200)),
     ),
     Mutation(
         "clip skipped",
-        returning(loop, "scales_of", lambda lengths, bound: torch.ones_like(lengths)),
+        skipped_clip,
         "check_bound",
         on(check_bound, bound.Clip(1.0)),
     ),
     Mutation(
         "clip skipped in a run",
-        returning(loop, "scales_of", lambda lengths, bound: torch.ones_like(lengths)),
+        skipped_clip,
         "check_neighbours",
         of(check_neighbours, "dp_fedavg"),
     ),
@@ -278,8 +289,9 @@ MUTATIONS = [
             loop._Work,
             "messages",
             (
-                "scales_of(norms, self.bound)",
-                "scales_of(norms, self.bound) * group.data.sizes[torch.from_numpy(group.clients)]",
+                "scales_of(norms, self.bound, len(state.x))",
+                "scales_of(norms, self.bound, 1)"
+                " * group.data.sizes[torch.from_numpy(group.clients)]",
             ),
         ),
         "check_neighbours",
@@ -354,13 +366,15 @@ MUTATIONS = [
     ),
     Mutation(
         "cap ignored by the draw",
-        returning(cohort, "_may", lambda population, cap, taken: np.ones(population, dtype=bool)),
+        returning(
+            cohort, "below_cap", lambda population, cap, taken: np.ones(population, dtype=bool)
+        ),
         "check_cohort",
         on(check_cohort, cohort.Poisson(0.5, cap=3)),
     ),
     Mutation(
         "participations not counted",
-        returning(loop, "counted", lambda taken, cohort: taken),
+        returning(cohort.Cohort, "step", lambda self, state, drawn: state),
         "check_cap",
         of(check_cap, "dp_fedavg capped"),
     ),
@@ -400,7 +414,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the server's noise counted against the server",
-        line(Recipe, "release", ('and view != "models"', "and False")),
+        line(Recipe, "release", ('self.noise.at == "server" and view', "False and view")),
         "check_views",
         of(check_views, "dp_fedavg"),
     ),
@@ -430,7 +444,7 @@ MUTATIONS = [
     ),
     Mutation(
         "NaN passes the clip",
-        returning(loop, "scales_of", scales_that_let_nan_pass),
+        scales_that_let_nan_pass,
         "check_broken_clients",
         of(check_broken_clients, "dp_fedavg"),
     ),
@@ -454,7 +468,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a Poisson cohort sure of its expected size",
-        line(cohort.Poisson, "sure", ("self.honest or 1", "int(self.rate * population)")),
+        line(cohort.Poisson, "min_honest", ("self.honest or 1", "int(self.rate * population)")),
         "check_cohort",
         on(check_cohort, cohort.Poisson(0.2)),
     ),
@@ -472,13 +486,13 @@ MUTATIONS = [
     ),
     Mutation(
         "capped draws accounted as independent",
-        line(Recipe, "attended", (" or (self.cohort.fixed and self.cohort.cap is not None)", "")),
+        line(cohort.FixedSize, "coin", ("None if self.cap is not None else ", "")),
         "check_attendance",
         of(check_attendance, "dp_fedavg of a fixed size, capped"),
     ),
     Mutation(
         "one noise for all clients",
-        line(loop._Work, "_noise", ("noise of {client}", "noise of all")),
+        line(loop._Work, "noise", ("noise of {client}", "noise of all")),
         "check_fresh_noise",
         of(check_fresh_noise, "dp_norm_fedavg_secagg"),
     ),
@@ -486,7 +500,7 @@ MUTATIONS = [
         "those who only work counted as sent",
         line(
             loop,
-            "_sum_of_messages",
+            "sum_of_messages",
             ("np.isin(workers, cohort, assume_unique=True)", "np.ones(len(workers), dtype=bool)"),
         ),
         "check_outsiders",
@@ -497,8 +511,8 @@ MUTATIONS = [
         line(
             loop._Work,
             "messages",
-            ("updates = DenseUpdates(updates.rows() - remembered)", "pass"),
-            ("bounded_rows(updates, scales),", "bounded_rows(updates, scales) - remembered,"),
+            ("self.compared(own, remembered)", "DenseUpdates(own)"),
+            ("self._sent(quantized[sends]", "self._sent((quantized - remembered)[sends]"),
         ),
         "check_history",
         of(check_history, "fed_alpha_normec of everyone"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +12,21 @@ import torch
 from torch import Tensor, nn
 
 import fedveil as fv
-from fedveil import algorithms, settings, training
-from fedveil.engines import factored
+from fedveil import algorithms
+from fedveil.engines import interception
 from fedveil.engines import task as tasks
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
 from fedveil.models import side_effects
-
-from ..engines import test_isolation as isolation
-from ..engines.test_isolation import MIXING, STATEFUL, Mixing, people, rows
-from .making import Mutation, line, named, require_caught, returning
+from fedveil.training import prepare as preparing
+from fedveil.training import run as training
+from fedveil.training import settings
+from fedveil.training import start as starting
+from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.engines import test_isolation as isolation
+from tests.unit.engines.test_isolation import MIXING, STATEFUL, Mixing, people, rows
 
 RECIPE = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
 
@@ -41,7 +46,7 @@ def check_refused(kind: str) -> None:
     module = Mixing(STATEFUL[kind]())
     module.linear.stats = torch.zeros(2)
     try:
-        training.prepare(RECIPE, people(), module, 2, engine="loop")
+        preparing.prepare(RECIPE, people(), module, 2, engine="loop")
     except UserError:
         return
     raise AssertionError(f"a module with {kind} was accepted")
@@ -55,7 +60,7 @@ def check_rare_state() -> None:
             module.seen = True
         return x
 
-    run = training.prepare(RECIPE, people(outlier=77.0), Mixing(rarely), 2, engine="loop")
+    run = preparing.prepare(RECIPE, people(outlier=77.0), Mixing(rarely), 2, engine="loop")
     try:
         run.step()
     except UserError:
@@ -89,18 +94,18 @@ def check_sizes() -> None:
 
 
 def check_recipe_toml() -> None:
-    """Two runs with different engines have the same recipe.toml."""
-    texts = []
-    for engine in ("dense", "loop"):
-        run = training.prepare(RECIPE, people(), rounds=1)
-        run.engine = training.choose(engine, run.task, run.data).engine
-        texts.append(
-            (settings.resolved(settings.Settings(), run), training._settings(run, "softmax"))
-        )
-    assert texts[0] == texts[1], "recipe.toml tells which engine was quickest"
+    """recipe.toml says which engine was asked for, not which one was quickest."""
+    asked = preparing.prepare(RECIPE, people(), rounds=1)
+    with tempfile.TemporaryDirectory() as place:
+        ledger, run = Path(place) / "ledger.sqlite", Path(place) / "run"
+        asked.ledger = ledger
+        starting.start(asked, run).close()
+        text = (run / "recipe.toml").read_text()
+        assert settings.read_settings(run / "recipe.toml", {}).engine == "auto", text
+    assert asked.engine.name not in text, "recipe.toml tells which engine was quickest"
 
 
-def all_rows_together(self: factored._Group, inputs: Tensor) -> Tensor:
+def all_rows_together(self: interception.Work, inputs: Tensor, seeds: object = None) -> Tensor:
     """The module sees all clients' rows as one batch."""
     self.anchor = torch.zeros((), requires_grad=True)
     answer: Tensor = self.module(inputs)
@@ -110,13 +115,13 @@ def all_rows_together(self: factored._Group, inputs: Tensor) -> Tensor:
 MUTATIONS = [
     Mutation(
         "the module is called on all clients' rows together",
-        returning(factored._Group, "outputs", all_rows_together),
+        returning(interception.Work, "outputs", all_rows_together),
         "check_isolation",
         check_isolation,
     ),
     Mutation(
         "no module is tried for state",
-        returning(training, "refuse_memory", lambda *_: None),
+        returning(preparing, "refuse_memory", lambda *_: None),
         "check_refused",
         lambda: check_refused("attribute"),
     ),
@@ -152,7 +157,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a model is tried on real examples first",
-        line(training, "_check_fit", ("made_up(data, 2)", "data.client(0)")),
+        line(preparing, "_check_fit", ("made_up(data, 2)", "data.client(0)")),
         "check_first_batch",
         check_first_batch,
     ),
@@ -164,7 +169,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a client's batch is shown with what fills it up",
-        returning(DenseEngine, "_loss", lambda self, *batch: self.task.loss(*batch)),
+        returning(DenseEngine, "_loss", lambda self, mode, *batch: self.task.loss(*batch)),
         "check_sizes",
         check_sizes,
     ),
@@ -176,19 +181,26 @@ MUTATIONS = [
     ),
     Mutation(
         "state is looked for before the run only",
-        line(training.Training, "_play", ("self.task.refuse_side_effects()", "pass")),
+        line(training, "simulated", ("training.task.refuse_side_effects()", "pass")),
         "check_rare_state",
         check_rare_state,
     ),
     Mutation(
-        "the chosen engine in recipe.toml, from Python",
-        line(training, "_settings", ("training.engine_asked", "training.engine.name")),
+        "the chosen engine in a run's spec",
+        line(preparing, "prepare", ("engine=engine,", "engine=choice.engine.name,")),
         "check_recipe_toml",
         check_recipe_toml,
     ),
     Mutation(
-        "the chosen engine in recipe.toml, from the command line",
-        line(settings, "resolved", ("**plain,", '**plain, "engine": training.engine.name,')),
+        "the chosen engine in recipe.toml",
+        line(
+            starting,
+            "start",
+            (
+                "save_settings(training.spec.plain())",
+                'save_settings({**training.spec.plain(), "engine": training.engine.name})',
+            ),
+        ),
         "check_recipe_toml",
         check_recipe_toml,
     ),

@@ -9,29 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import algorithms, charging, loop, reception, recipe
+from fedveil import algorithms, recipe
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import events
 from fedveil.data.federated import Federated
 from fedveil.data.origin import Origin
+from fedveil.engines.totals import Total
 from fedveil.errors import UserError
-from fedveil.privacy import (
-    accounting,
-    calibrate,
-    events,
-    session,
-    statement,
-    together,
-    verify,
-)
+from fedveil.federation import reception
+from fedveil.ledger import charging, session, verify
+from fedveil.ledger.chain import now
+from fedveil.ledger.ledger import Account, Facts, open_ledger
+from fedveil.parts.cohort import Cohort, Everyone, Stranded
+from fedveil.parts.memory import Memory
+from fedveil.privacy import calibrate, statement
+from fedveil.privacy import composition as together
 from fedveil.privacy.calibrate import Budget
-from fedveil.privacy.chain import now
-from fedveil.privacy.ledger import Account, Facts, open_ledger
-from fedveil.training import Training, prepare
-
-from .. import test_reception
-from ..contracts.replay import people
-from ..privacy import test_together
-from ..privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped
-from .making import Mutation, line, named, require_caught, returning
+from fedveil.privacy.guarantee import VIEWS, Rounds
+from fedveil.testing.replay import people
+from fedveil.training.prepare import prepare
+from fedveil.training.run import Training
+from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.federation import test_reception
+from tests.unit.privacy import test_together
+from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped
 
 DELTA, DIM, CLIENTS = 1e-5, 30, 100
 SECAGG = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400, cap=3)
@@ -44,7 +45,7 @@ def started(data: Federated, place: Path, budget: float | None = None) -> Traini
     """A recorded run of six rounds, of which two are run."""
     training = prepare(SAMPLED, data, rounds=6, delta=DELTA, evaluate_every=1)
     if budget is not None:
-        training = replace(training, budget=Budget(budget, DELTA))
+        training.spec = replace(training.spec, budget=Budget(budget, DELTA))
     training.enrol(place / "ledger.sqlite", saved=True)
     for _ in range(2):
         training.step()
@@ -65,7 +66,7 @@ def check_plan_is_stated() -> None:
         assert training.records[-1].epsilon == epsilon_of(training, 2)
         assert training.records[-1].epsilon_planned == planned
         assert "6 planned, 2 run" in training.guarantee().sentence()
-        assert dict(training.statement().entries())["Ledger"].startswith("recorded in the ledger")
+        assert dict(training.statement().entries())["Ledger"].startswith("Recorded in the ledger")
         assert training.session is not None
         training.session.close()
 
@@ -74,7 +75,7 @@ def check_lost_rounds() -> None:
     """Rounds under another key of the run, which its state does not hold, come on top."""
     with tempfile.TemporaryDirectory() as place:
         books = open_ledger(Path(place) / "ledger.sqlite")
-        plans = {view: together.plan(SAMPLED, DIM, CLIENTS, view) for view in statement.VIEWS}
+        plans = {view: together.plan(SAMPLED, DIM, CLIENTS, view) for view in VIEWS}
         common = (Account("f" * 64, "client"), "data", CLIENTS, "dp_fedavg")
         first = session.Session(books, Facts(*common, "secret a", 8, DELTA, plans), "run")
         for round in range(6):
@@ -99,7 +100,7 @@ def check_own_limit() -> None:
         accounting.epsilon(events.Composed(event, 9), DELTA) for event in (known, sampled)
     )
     assert other < wanted
-    assert charging._own_epsilon(training, 9, 3) == wanted
+    assert charging._own_epsilon(training.spec, 9, 3) == wanted
 
 
 def check_verify() -> None:
@@ -132,7 +133,7 @@ def check_unrecorded() -> None:
     training = prepare(SAMPLED, people(12), rounds=1, delta=DELTA)
     training.step()
     told = dict(training.statement().entries())["Ledger"]
-    assert told == "not recorded; this run counts against no budget."
+    assert told == "Not recorded: this run counts against no budget."
 
 
 # ------------------------------------------------------------------------- caps
@@ -148,7 +149,7 @@ def check_caps() -> None:
     assert isinstance(spent, events.Either)
     assert min(way.count for way in spent.ways) == 3
     poisson = algorithms.dp_norm_fedavg_discrete(rate=0.1, sigma=300.0, support=4000, cap=4)
-    attended = poisson.attended(DIM, CLIENTS, 50, "messages")
+    attended = poisson.participation_mixture(DIM, CLIENTS, 50, "messages")
     assert attended is not None
     assert attended.most == 50
 
@@ -156,8 +157,8 @@ def check_caps() -> None:
 def check_assumed() -> None:
     """Who bounds a message towards a view must be somebody who is trusted there."""
     told = dict(statement.statement(SECAGG, DIM, CLIENTS, 5, DELTA).entries())["Assumed"]
-    assert "by its client itself, or towards view models by the server on receipt" in told
-    assert "none that fewer than 25 honest clients add noise to" in told
+    assert "by its client itself, or in view models by the server on receipt" in told
+    assert "no sum with noise from fewer than 25 honest clients" in told
 
 
 def check_masked() -> None:
@@ -196,7 +197,7 @@ def check_neighbours() -> None:
 
 
 def check_shares() -> None:
-    assert replace(SAMPLED, noise=Shaped(3.0, "client")).summands(CLIENTS, "models") == 1
+    assert replace(SAMPLED, noise=Shaped(3.0, "client")).noise_shares(CLIENTS, "models") == 1
 
 
 # ------------------------------------------------------------------------- the ledger
@@ -209,8 +210,8 @@ def check_exclusions() -> None:
     runs = [together.Charged(planned, 5, 1)]
     assert together.epsilon(runs, DELTA) == math.inf
     training = prepare(SAMPLED, people(12), rounds=1, delta=DELTA)
-    training.data = replace(training.data, origin=fitted)
-    facts = charging.facts_of(training, Account("f", "client"))
+    strange = replace(training.data, origin=fitted)
+    facts = charging.facts_of(replace(training.spec, data=strange))
     assert all(
         isinstance(facts.plans[view].ways[0].event, events.NonPrivate) for view in facts.plans
     )
@@ -226,12 +227,12 @@ def check_sampled_filter() -> None:
 
 def check_precise_count() -> None:
     """The refusal of a small cohort's adaptive clip names what to change."""
-    calibrate.settle.cache_clear()
+    calibrate.calibrate.cache_clear()
     try:
-        calibrate.settle(algorithms.dp_fedavg_adaptive(), Budget(2.0, DELTA), 20, DIM, 60)
+        calibrate.calibrate(algorithms.dp_fedavg_adaptive(), Budget(2.0, DELTA), 20, DIM, 60)
     except UserError as problem:
         told = str(problem)
-    assert "give count_noise = " in told
+    assert "Give count_noise = " in told
 
 
 def check_count() -> None:
@@ -240,14 +241,13 @@ def check_count() -> None:
 
 
 def check_total() -> None:
-    charge = charging.Charge(SAMPLED, statement.Rounds(8, 5, 3), 8)
+    charge = charging.Charge(SAMPLED, Rounds(8, 5, 3), 8)
     assert charge.rounds == 11
 
 
-def so_far(training: Training) -> charging.Charge:
+def so_far(terms: charging.Terms, _: object, run: int) -> charging.Charge:
     """As it was: the rounds that happen to have been run."""
-    run = training.state.round
-    return charging.Charge(training.recipe, statement.Rounds(run, run), run)
+    return charging.Charge(terms.recipe, Rounds(run, run), run)
 
 
 MUTATIONS = [
@@ -277,15 +277,15 @@ MUTATIONS = [
              returning(charging, "recorded", lambda _: "recorded"),
              "unrecorded", check_unrecorded),
     Mutation("a cap counts in every view",
-             line(recipe.Recipe, "most", (' or (view or self.view) != "models"', "")),
+             line(recipe.Recipe, "max_participations",
+                  ('(view or self.view) != "models"', "False")),
              "caps", check_caps),
     Mutation("a cap counts in no view",
-             line(recipe.Recipe, "most",
-                  ('cap is None or (view or self.view) != "models"', "True")),
+             line(recipe.Recipe, "max_participations", ('(view or self.view) != "models"', "True")),
              "caps", check_caps),
     Mutation("fair coins count on the adversary's cap",
-             line(recipe.Recipe, "attended",
-                  ("rounds, self.most(rounds, view)", 'rounds, self.most(rounds, "models")')),
+             line(recipe.Recipe, "participation_mixture",
+                  ("max_participations(rounds, view)", 'max_participations(rounds, "models")')),
              "caps", check_caps),
     Mutation("the adversary may bound messages",
              returning(statement.Statement, "_bounding",
@@ -294,37 +294,33 @@ MUTATIONS = [
     Mutation("a reception takes masked messages",
              returning(reception, "_refuse_masked", lambda _: None), "masked", check_masked),
     Mutation("an unknown cohort is everyone",
-             line(statement.Statement, "_sampling",
-                  ('f"{cohort!r}: {self._expected()} a round{cap}, as this cohort itself says."',
-                   'f"every {unit} takes part in every round."')),
+             returning(Cohort, "describe", Everyone.describe),
              "sampling", check_sampling),
     Mutation("a stranger's lost rounds are forgotten",
-             line(charging, "redrawn",
-                  ("return replace(recipe, cohort=Stranded(cohort))", "return recipe")),
+             returning(Cohort, "redrawn", lambda cohort, rounds: cohort),
              "stranded", check_stranded),
     Mutation("a stranger's amplification outlives a crash",
-             line(charging.Stranded, "amplify",
-                  ("return event", "return self.stranger.amplify(event, population)")),
+             returning(Stranded, "amplify",
+                       lambda lost, event, people: lost.stranger.amplify(event, people)),
              "stranded", check_stranded),
     Mutation("the ledger forgets a stranger's lost rounds",
-             line(together.Plan, "redrawn",
+             line(together.ReleasePlan, "redrawn",
                   ("if rounds and self.stranded is not None", "if False")),
              "stranded", check_stranded),
     Mutation("an unknown memory is amplified",
-             line(recipe.Recipe, "_amplified",
-                  ("self.memory.kept and foreign(self.memory)", "False")),
+             returning(Memory, "amplified", True),
              "memory", check_memory),
     Mutation("a stranger's removal is blanking out",
              line(together, "covered", ("any(map(foreign, parts))", "False")),
              "neighbours", check_neighbours),
     Mutation("the server tops up a stranger's noise",
-             line(recipe.Recipe, "summands", ("needs_grid or strange", "needs_grid")),
+             line(recipe.Recipe, "noise_shares", ("or self.noise.topped_up", "or True")),
              "shares", check_shares),
     Mutation("a fitted encoder is forgotten by the ledger",
              line(together, "_unnoised", ("if origin.exclusions", "if False")),
              "exclusions", check_exclusions),
     Mutation("a run does not tell the ledger where its data come from",
-             line(charging, "facts_of", (", view, training.data.origin)", ", view)")),
+             line(charging, "facts_of", (", view, origin)", ", view)")),
              "exclusions", check_exclusions),
     Mutation("a sampled release counts a fifth in a filter",
              line(together, "_once",
@@ -335,7 +331,7 @@ MUTATIONS = [
              returning(calibrate, "_refuse_precise_count", lambda *_: None),
              "precise count", check_precise_count),
     Mutation("every update counts as long where messages are whole numbers",
-             line(loop, "_next_threshold", ("else total.short", "else 0")),
+             line(Total, "no_longer_than", ("return self.short or 0", "return 0")),
              "count", check_count),
     Mutation("a message need not say whether it was short",
              line(reception.Reception, "_refused",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
-from fedveil import reception, training
-
-from .. import test_reception as received
-from .making import Mutation, line, named, require_caught
+from fedveil.engines import bounding
+from fedveil.federation import reception
+from fedveil.training import run as training
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
+from tests.unit.federation import test_reception as received
 
 
 def check_bound() -> None:
@@ -15,22 +19,32 @@ def check_bound() -> None:
         received.test_the_server_bounds_again(received.filled(vector), norm)
 
 
+def held_with(change: tuple[str, str]) -> Callable[[Any], None]:
+    """The server shortens by another rule than the loop."""
+
+    def make(patch: pytest.MonkeyPatch) -> None:
+        mutate(patch, bounding, "held", change)
+        patch.setattr(reception, "held", bounding.held)
+
+    return make
+
+
 MUTATIONS = [
     Mutation(
         "messages up to 1 % too long let through",
-        line(reception.Reception, "_add_floats", ("norm <= limit", "norm <= 1.01 * limit")),
+        held_with(("(share < 1)", "(share < 1 / 1.01)")),
         "test_the_server_bounds_again",
         check_bound,
     ),
     Mutation(
         "long messages cut to 1 % more than the bound",
-        line(reception.Reception, "_add_floats", ("Clip(limit)", "Clip(1.01 * limit)")),
+        held_with(("MARGIN * share", "1.01 * share")),
         "test_the_server_bounds_again",
         check_bound,
     ),
     Mutation(
         "messages not bounded again",
-        line(reception.Reception, "_add_floats", ("if norm <= limit else", "if True else")),
+        returning(reception, "held", lambda rows, norms: rows),
         "test_the_server_bounds_again",
         check_bound,
     ),
@@ -53,10 +67,10 @@ def test_a_round_played_before_it_is_reserved_is_caught(
     late = line(
         training.Training,
         "step",
-        ("    charging.reserve(self)\n", ""),
+        ("    charging.reserve(enrolment, self.spec, round)\n", ""),
         (
             "    released = charging.check",
-            "    charging.reserve(self)\n    released = charging.check",
+            "    charging.reserve(enrolment, self.spec, round)\n    released = charging.check",
         ),
     )
     mutation = Mutation("a round played before it is reserved", late, "served", check)

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from fedveil import charging
+from fedveil.ledger import charging
+from fedveil.ledger.ledger import open_ledger
+from fedveil.ledger.session import Session
 from fedveil.parts.server import Momentum
-from fedveil.privacy.ledger import open_ledger
-from fedveil.privacy.session import Session
-from fedveil.runs import codec
-
-from .. import test_crash as crash
-from ..privacy import test_session as reserved
-from ..runs import test_codec as written
-from .making import Mutation, mutate, named, require_caught, returning
-from .test_core import small
+from fedveil.serialization import codec
+from tests.mutations.making import Mutation, mutate, named, require_caught, returning
+from tests.mutations.test_core import small
+from tests.system import test_crash as crash
+from tests.unit.ledger import test_session as reserved
+from tests.unit.serialization import test_codec as written
 
 
 def without_threshold(patch: pytest.MonkeyPatch) -> None:
-    mutate(patch, charging, "digest", ("if state.threshold is not None", "if False"))
+    mutate(patch, charging, "digest", ("found.update(released.", "found.copy().update(released."))
     patch.setattr(crash, "digest", charging.digest)  # which the guard knows by name
 
 

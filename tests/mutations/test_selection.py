@@ -10,11 +10,10 @@ import pytest
 
 from fedveil.comparing import selecting
 from fedveil.privacy import selection
-
-from ..comparing import test_selecting as selected
-from ..privacy import test_selection as counted
-from .making import Mutation, line, mutate, named, require_caught, returning
-from .test_core import small
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
+from tests.mutations.test_core import small
+from tests.unit.comparing import test_selecting as selected
+from tests.unit.privacy import test_selection as counted
 
 
 def check_draws() -> None:
@@ -48,8 +47,8 @@ def nearly_fixed(patch: pytest.MonkeyPatch) -> None:
 
 
 def charged_as_models(patch: pytest.MonkeyPatch) -> None:
-    shown = '"{}": Plan((Way(shown, None),), holds)'
-    release = '"{}": Plan((Way(price.release, None),), holds)'
+    shown = '"{}": ReleasePlan((Way(shown, None),), holds)'
+    release = '"{}": ReleasePlan((Way(price.release, None),), holds)'
     changes = [(shown.format(view), release.format(view)) for view in ("sum", "messages")]
     mutate(patch, selecting, "_facts", *changes)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fedveil import loop, samplers, streams
-
-from .. import test_samplers as drawn
-from .. import test_streams as keyed
-from ..contracts.examples import PRIVATE
-from ..contracts.recipes import check_streams
-from .making import Mutation, line, mutate, named, require_caught
+from fedveil import loop
+from fedveil.random import samplers, streams
+from fedveil.testing.recipes import check_streams
+from tests.contracts.examples import PRIVATE
+from tests.mutations.making import Mutation, line, mutate, named, require_caught
+from tests.statistics.random import test_samplers as drawn
+from tests.unit.random import test_streams as keyed
 
 
 def streams_of(name: str) -> Callable[[], None]:
@@ -64,13 +64,13 @@ MUTATIONS = [
     ),
     Mutation(
         "the count drawn from the sum's noise",
-        line(loop, "_next_threshold", ('"count"', '"noise"')),
+        line(loop, "conclude_round", ('"count"', '"noise"')),
         "check_streams",
         streams_of("dp_fedavg_adaptive"),
     ),
     Mutation(
         "batches drawn from the cohort's coins",
-        line(loop, "_sum_of_messages", ('"batches"', '"cohort"')),
+        line(loop, "local_plan", ('f"batches from {named[0]}"', '"cohort"')),
         "check_streams",
         streams_of("dp_fedavg"),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,24 @@ import pytest
 import torch
 from PIL import Image
 
-from fedveil import algorithms, resembling, settings, training
-from fedveil.data import encoding, federated, save, saved, table
+from fedveil import algorithms
+from fedveil.data import declared, encoding, federated, save, saved, table
+from fedveil.data import rows as table_rows
 from fedveil.data.federated import Dataset, Examples, Federated
 from fedveil.data.origin import UNKNOWN, Origin
 from fedveil.data.partition import Iid
 from fedveil.data.sources import images, shakespeare
 from fedveil.errors import UserError
+from fedveil.ledger import resembling
+from fedveil.ledger.ledger import Account, open_ledger
 from fedveil.privacy.calibrate import Budget
-from fedveil.privacy.ledger import Account, open_ledger
-from fedveil.settings import DataSettings
-
-from .. import test_apart
-from ..data.test_saved import as_format_1
-from ..test_apart import ATTACKS, DECLARED, OTHERS, load, parts, rows
-from .making import Mutation, line, named, require_caught, returning
+from fedveil.training import prepare as training
+from fedveil.training import sources
+from fedveil.training.settings import DataSettings
+from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.data import test_apart
+from tests.unit.data.test_apart import ATTACKS, DECLARED, OTHERS, load, parts, rows
+from tests.unit.data.test_saved import as_format_1
 
 
 def check_apart(attack: str, **given: Any) -> None:
@@ -111,11 +115,11 @@ def check_images() -> None:
 def check_unasked() -> None:
     """No clients are made up for a user's own images, and single images are no clients."""
     with tempfile.TemporaryDirectory() as name:
-        data = settings.load_data(DataSettings(path=pictures(Path(name) / "p", 150)))
+        data = sources.load_data(DataSettings(path=pictures(Path(name) / "p", 150)))
     assert data.unit == "example"
     said = ""
     try:
-        training._check_arguments(algorithms.dp_fedavg(noise_multiplier=1.0), data, 1, None)
+        training._check_arguments(algorithms.dp_fedavg(noise_multiplier=1.0), data, 1, None, None)
     except UserError as refusal:
         said = str(refusal)
     assert "--simulate-clients" in said
@@ -166,7 +170,7 @@ def check_first_window() -> None:
 
 SAID = tuple(
     Origin() if isinstance(value, Origin) else value
-    for value in save.save_clients.__defaults__ or ()
+    for value in inspect.unwrap(save.save_clients).__defaults__ or ()
 )
 
 
@@ -186,7 +190,7 @@ def check_resemblance() -> None:
             account, budget = Account("0" * 64, "client"), Budget(1.0, 1e-5)
             books.grant(account, "models", budget, name, "1" * 64, sketch)
             books.close()
-            told = resembling.resembling(data, data.fingerprint(), Path(folder) / "l.sqlite")
+            told = resembling.resembling(data, None, Path(folder) / "l.sqlite")
         assert "without a budget" in told
 
 
@@ -196,29 +200,36 @@ MUTATIONS = [
         line(
             encoding.PublicColumn,
             "_place",
-            ("numbers.clip(self.knots[0]", "(numbers / np.abs(numbers).max()).clip(self.knots[0]"),
+            ("rows, numbers,", "rows, numbers / np.abs(numbers).max(),"),
         ),
         "an age of 10^6 changes nobody",
         lambda: check_apart("an age of 10^6"),
     ),
     Mutation(
         "types decided by all cells",
-        line(table, "read_frame", ("_read(path, inferred)", "_read(path, True)")),
+        line(
+            table,
+            "read_table",
+            (
+                "title, frame = named_frame(source)",
+                "title, frame = named_frame(source)\n    frame = with_types(frame)",
+            ),
+        ),
         "one name changes no other",
         check_names,
     ),
     Mutation(
         "rows are held out as their columns' types write them",
-        line(table, "_row_digests", ("cells_of(column)", "words_of(column)")),
+        line(table_rows, "row_digests", ("cells_of(column)", "column.cast(pl.String)")),
         "a gap among whole numbers changes nobody",
         lambda: check_schema("a gap among whole numbers"),
     ),
     Mutation(
         "columns of dates are left out",
         line(
-            encoding.Declared,
+            declared.Declared,
             "inputs",
-            ("if name not in", "if not frame[name].dtype.is_temporal() and name not in"),
+            ("if n not in", "if not frame[n].dtype.is_temporal() and n not in"),
         ),
         "a date that is none changes nobody",
         lambda: check_schema("a date that is none"),
@@ -241,7 +252,7 @@ MUTATIONS = [
     ),
     Mutation(
         "clients are called as their column's type writes them",
-        line(table, "_complete", ("names_of(frame[client])", "words_of(frame[client])")),
+        line(table_rows, "complete", ("names_of(frame[client])", "frame[client].cast(pl.String)")),
         "a row without a name changes nobody",
         lambda: check_schema("a row without a name"),
     ),
@@ -259,11 +270,11 @@ MUTATIONS = [
     Mutation(
         "one draw holds out rows of all",
         line(
-            table,
-            "_testing",
+            table_rows,
+            "held_out",
             (
-                'np.frombuffer(drawn, dtype="<u8") < np.uint64(fraction * 2**64)',
-                "np.random.default_rng(seed).random(len(rows)) < fraction",
+                "drawn = np.array([_uniform(text, salt) for text in texts])",
+                "drawn = np.random.default_rng(seed).random(len(rows)) * 2.0**64",
             ),
         ),
         "nobody's absence changes others",
@@ -273,11 +284,8 @@ MUTATIONS = [
         "classes from the data in spite of a declaration",
         line(
             table,
-            "read_table",
-            (
-                "_found(words.filter(kept), label) if classes is None else _declared(classes)",
-                "_found(words.filter(kept), label)",
-            ),
+            "_encoder",
+            ("if known is None else known", "if True else known"),
         ),
         "a class of one's own changes nobody",
         lambda: check_apart("a class of one's own"),
@@ -285,9 +293,13 @@ MUTATIONS = [
     Mutation(
         "names of clients as numbers",
         line(
-            table,
-            "_complete",
-            ("names_of(frame[client])", "names_of(_typed(frame[client]))"),
+            table_rows,
+            "complete",
+            (
+                "names_of(frame[client])",
+                "names_of(frame[client].cast(pl.Int64) if frame[client]"
+                ".cast(pl.Int64, strict=False).null_count() == 0 else frame[client])",
+            ),
         ),
         "one name changes no other",
         check_names,
@@ -296,8 +308,8 @@ MUTATIONS = [
         "classes read in silence",
         line(
             table,
-            "read_table",
-            ("[] if classes is not None else [f\"the classes of '{label}'\"]", "[]"),
+            "_encoder",
+            ("[] if declared else [f\"the classes of '{options.label}'\"]", "[]"),
         ),
         "exclusions name the classes",
         check_exclusions,
@@ -306,8 +318,8 @@ MUTATIONS = [
         "means read in silence",
         line(
             table,
-            "read_table",
-            ("exclusions += taken(encoder, declared)", "pass"),
+            "_encoder",
+            ("exclusions += taken(encoder, declarations)", "pass"),
         ),
         "exclusions name means",
         lambda: check_exclusions(classes=("no", "yes"), standardize=True),
@@ -360,7 +372,7 @@ MUTATIONS = [
     Mutation(
         "clients are made up unasked",
         line(
-            settings,
+            sources,
             "load_data",
             (
                 "return dataset.by_example()",
@@ -378,7 +390,7 @@ MUTATIONS = [
     ),
     Mutation(
         "made-up clients pass for real ones",
-        line(federated.Dataset, "split", ("self.origin.split()", "self.origin")),
+        line(federated.Dataset, "split", ("self.origin.split(assignment.repeats)", "self.origin")),
         "a split says that it simulates",
         check_split,
     ),
@@ -404,7 +416,7 @@ MUTATIONS = [
     ),
     Mutation(
         "clients that come one by one are taken for real ones",
-        returning(save.save_clients, "__defaults__", SAID),
+        returning(inspect.unwrap(save.save_clients), "__defaults__", SAID),
         "nothing said is not a clean origin",
         check_unsaid,
     ),

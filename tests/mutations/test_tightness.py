@@ -6,16 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from fedveil import recipe
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import integers, losses
 from fedveil.parts import cohort, discrete
+from fedveil.parts.cohort import Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
-from fedveil.privacy import accounting, integers, losses, together
+from fedveil.privacy import composition as together
 from fedveil.recipe import Recipe
-
-from ..privacy import test_accounting, test_capped, test_dominated
-from ..privacy.test_dominated import CHANGES
-from ..test_recipe import test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise
-from .making import Mutation, line, named, require_caught
+from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.accounting import test_accounting, test_capped, test_dominated
+from tests.unit.accounting.test_dominated import CHANGES
+from tests.unit.test_recipe import (
+    test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise,
+)
 
 
 def anew(check: Callable[[], None]) -> Callable[[], None]:
@@ -30,9 +33,9 @@ def anew(check: Callable[[], None]) -> Callable[[], None]:
     return afresh
 
 
-def enumerated(noise: test_dominated.Law, change: int, summands: int = 1) -> Callable[[], None]:
+def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) -> Callable[[], None]:
     covers = test_dominated.test_every_dominating_gaussian_covers_every_neighbour
-    return anew(lambda: covers(noise, summands, CHANGES[change]))
+    return anew(lambda: covers(noise, noise_shares, CHANGES[change]))
 
 
 SETTINGS = [
@@ -141,19 +144,19 @@ SETTINGS = [
     ),
     Mutation(
         "a cap is taken for reached one round early",
-        line(recipe, "rounds_until", ("    return high", "    return max(high - 1, 1)")),
+        line(cohort, "rounds_until", ("    return high", "    return max(high - 1, 1)")),
         "the least rounds that reach a cap",
         lambda: test_capped.test_the_rounds_are_the_least_that_reach_the_cap(0.3, 7, 1e-8),
     ),
     Mutation(
         "a cap that is not reached is not set aside",
-        line(recipe, "_until_the_cap", (", distance=chance / rounds", "")),
+        line(Poisson, "until_cap", (", distance=chance / rounds", "")),
         "a run far beyond its cap",
         lambda: test_capped.test_the_chance_that_the_cap_is_not_reached_is_set_aside(),
     ),
     Mutation(
         "any cohort is taken to come up as often as its rate says",
-        line(recipe, "_until_the_cap", ("type(cohort) is not Poisson or", "")),
+        returning(Poisson, "claims", ("describe",)),
         "other cohorts",
         test_capped.test_a_short_run_and_other_cohorts_are_counted_as_before,
     ),

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fedveil.recipe import Recipe
-
-from .. import test_recipe as wired
-from .making import Mutation, line, named, require_caught
+from tests.mutations.making import Mutation, line, named, require_caught
+from tests.unit import test_recipe as wired
 
 MUTATIONS = [
     Mutation(

@@ -6,14 +6,14 @@ import zipfile
 
 
 def read_member(archive: zipfile.ZipFile, name: str | zipfile.ZipInfo) -> bytes:
-    """What a member holds, as long as it says to be; one that unpacks to something else is refused.
+    """Read a member of at most its declared size; refuse one that unpacks to another size.
 
-    `ZipFile.read` unpacks all of a member before it cuts it to the length that it declares.
+    `ZipFile.read` unpacks a member completely before it truncates it to the declared size.
     """
     info = archive.getinfo(name) if isinstance(name, str) else name
     with archive.open(info) as member:
         content = member.read(info.file_size)
-        member.read(1)  # the end, where the checksum is compared
+        member.read(1)  # reaches the end, where the checksum is verified
     if len(content) != info.file_size:
         raise zipfile.BadZipFile(f"it holds {len(content)} bytes, not {info.file_size}")
     return content

@@ -1,8 +1,8 @@
-"""The dictionaries of CIFAR's python batches, read without Python's unpickler.
+"""Reads the dictionaries of CIFAR's Python batches without Python's unpickler.
 
-A batch is a small program for a stack machine. This one knows what such a batch needs: numbers,
-byte strings, lists, tuples, dictionaries and arrays of bytes. It can call nothing and import
-nothing, and its memory stays within a multiple of the batch's own length.
+A batch is a small program for a stack machine. This machine knows only what such a batch needs:
+numbers, byte strings, lists, tuples, dictionaries and arrays of bytes. It can call nothing and
+import nothing, and its memory stays within a multiple of the batch's own length.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import numpy as np
 
 @dataclass
 class Array:
-    """An array of bytes, while it is put together."""
+    """An array of bytes under construction."""
 
     values: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     def fill(self, state: Any) -> None:
-        """The state that numpy writes: version, shape, type, order and bytes."""
+        """Set the state that numpy writes: version, shape, type, order and bytes."""
         _, shape, _, fortran, raw = state
         flat = np.frombuffer(raw, np.uint8)
         self.values = flat.reshape(shape, order="F" if fortran else "C")
@@ -30,7 +30,7 @@ class Array:
 
 @dataclass(frozen=True)
 class _Name:
-    """A class or function that the batch asks for; it is known by its name and never imported."""
+    """A class or function that the batch refers to; it is compared by name and never imported."""
 
     module: str
     name: str
@@ -47,15 +47,15 @@ _MARK = object()
 
 
 class _Machine:
-    """A stack, what was noted down, and one method for each kind of instruction."""
+    """A stack, a memo, and one method per kind of instruction."""
 
     def __init__(self, room: int) -> None:
-        self.room = room  # bytes that may still be made from text; the same text can come again
+        self.room = room  # bytes that text may still expand to; the same text can recur
         self.stack: list[Any] = []
         self.notes: dict[int, Any] = {}
 
     def since_mark(self) -> list[Any]:
-        """All above the last mark, which goes too."""
+        """Pop everything above the last mark, and the mark."""
         place = (
             len(self.stack)
             - 1
@@ -66,47 +66,47 @@ class _Machine:
         return above
 
     def tuple_of(self, count: int) -> None:
-        """The last entries as one."""
+        """Replace the last entries by one tuple."""
         if len(self.stack) < count:
-            raise ValueError("it takes more than there is")
+            raise ValueError("it pops more than the stack holds")
         self.stack[len(self.stack) - count :] = [tuple(self.stack[len(self.stack) - count :])]
 
     def extend(self, entries: list[Any]) -> None:
-        """Into the list below."""
+        """Append entries to the list below."""
         self.stack[-1].extend(entries)
 
     def update(self, entries: list[Any]) -> None:
-        """Keys and values, in turn, into the dictionary below."""
+        """Add alternating keys and values to the dictionary below."""
         self.stack[-1].update(zip(entries[::2], entries[1::2], strict=True))
 
     def ask(self, module: Any, name: Any) -> None:
-        """Put a name on the stack, if it is one of those that arrays need."""
+        """Push a name, if arrays need it."""
         wanted = _Name(module, name)
         if wanted not in _KNOWN:
-            raise ValueError(f"it asks for {module}.{name}")
+            raise ValueError(f"it refers to {module}.{name}")
         self.stack.append(wanted)
 
     def reduce(self) -> None:
-        """A name and its arguments become what they stand for."""
+        """Replace a name and its arguments by their value."""
         arguments, name = self.stack.pop(), self.stack.pop()
-        if name == _BYTES:  # how Python 3 writes bytes in the old protocols
+        if name == _BYTES:  # how Python 3 writes bytes in older protocols
             self.room -= len(arguments[0])
             if self.room < 0:
-                raise ValueError("it holds more than its length allows")
+                raise ValueError("it expands beyond its length")
             self.stack.append(_text(arguments[0]))
         else:
             self.stack.append(_made(name, arguments))
 
     def build(self) -> None:
-        """Give the entry below its state; a type of single bytes has none that matters."""
+        """Set the state of the entry below; a type of single bytes has no relevant state."""
         state = self.stack.pop()
         if isinstance(self.stack[-1], Array):
             self.stack[-1].fill(state)
         elif self.stack[-1] != _TYPE:
-            raise ValueError("it sets the state of what has none")
+            raise ValueError("it sets the state of an object without state")
 
     def note(self, place: int) -> None:
-        """Remember the last entry."""
+        """Store the last entry in the memo."""
         self.notes[place] = self.stack[-1]
 
 
@@ -115,13 +115,13 @@ def _made(name: Any, arguments: Any) -> Any:
         return Array()
     if name == _TYPE:
         if arguments[0] not in (b"u1", "u1"):
-            raise ValueError(f"it has arrays of type {arguments[0]!r}")
+            raise ValueError(f"it has arrays of type {arguments[0]!r}, not bytes")
         return _TYPE
-    raise ValueError("it calls what cannot be called")
+    raise ValueError("it calls an object that cannot be called")
 
 
 def _text(value: str) -> bytes:
-    """Text that stands for bytes."""
+    """Text that encodes bytes."""
     return value.encode("latin1")
 
 
@@ -159,11 +159,11 @@ _STEPS: dict[str, Callable[[_Machine, Any], object]] = {
 
 
 def read_batch(content: bytes) -> Any:
-    """What a batch holds; `ValueError` and its like for anything that is not one."""
+    """The content of a batch; raises `ValueError` or similar for anything else."""
     machine = _Machine(len(content))
     for instruction, argument, _ in pickletools.genops(content):
         step = _STEPS.get(instruction.name)
         if step is None:
-            raise ValueError(f"it uses {instruction.name}")
+            raise ValueError(f"it uses the instruction {instruction.name}")
         step(machine, argument)
     return machine.stack.pop()

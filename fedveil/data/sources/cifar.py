@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from the official python or binary batches."""
+"""CIFAR-10 and CIFAR-100 from the official Python or binary batches."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _PARTS = {
 def load_cifar(path: Path, classes: int = 10) -> Dataset:
     """CIFAR-10 or -100 (Krizhevsky 2009) from a folder or a .tar.gz, as float32 [n, 3, 32, 32].
 
-    Python's unpickler has no part in it: `batches` reads what the files hold and runs nothing.
+    Python's unpickler is not used: `batches` parses the files and runs no code from them.
     """
     if classes not in _PARTS:
-        raise UserError(f"There is CIFAR-10 and CIFAR-100, but no CIFAR-{classes}.")
+        raise UserError(f"There is no CIFAR-{classes}. Use CIFAR-10 or CIFAR-100.")
     files = _contents(path, classes)
     train, test = (_join(files, names, classes, path) for names in _PARTS[classes])
     names = CIFAR10 if classes == 10 else _fine_names(files)
@@ -38,31 +38,31 @@ def load_cifar(path: Path, classes: int = 10) -> Dataset:
 
 
 def read_python_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels uint8 [n, 3, 32, 32] and labels [n] of one python batch; runs no code from it."""
+    """Pixels uint8 [n, 3, 32, 32] and labels [n] of one Python batch; runs no code from it."""
     batch = _batch(content)
     pixels = batch.get(b"data")
     labels = batch.get(b"labels" if classes == 10 else b"fine_labels")
     if not isinstance(pixels, Array) or not isinstance(labels, list):
-        raise UserError("A CIFAR batch lacks its 'data' or its labels; get the archive again.")
+        raise UserError("A CIFAR batch lacks 'data' or labels. Download the archive again.")
     return _checked(pixels.values, _whole(labels))
 
 
 def read_binary_batch(content: bytes, classes: int = 10) -> tuple[np.ndarray, np.ndarray]:
-    """The same from one binary batch: per example a label (CIFAR-100: two) and 3072 pixels."""
+    """Pixels and labels of a binary batch: per example a label (CIFAR-100: two) and 3072 pixels."""
     heads = 1 if classes == 10 else 2
     if not content or len(content) % (heads + _PIXELS):
         raise UserError(
-            f"A binary CIFAR batch has {len(content)} bytes, not a multiple of {heads + _PIXELS}; "
-            "get the archive again."
+            f"A binary CIFAR batch has {len(content)} bytes, not a multiple of {heads + _PIXELS}. "
+            "Download the archive again."
         )
     rows = np.frombuffer(content, np.uint8).reshape(-1, heads + _PIXELS)
     return _checked(rows[:, heads:], rows[:, heads - 1])
 
 
 def _whole(labels: list[Any]) -> np.ndarray:
-    """Labels as an array; of anything but small whole numbers none is made."""
+    """Labels as an array; refuses anything but small whole numbers."""
     if not all(isinstance(label, int) and 0 <= label < 2**31 for label in labels):
-        raise UserError("A CIFAR batch has labels that are no class; integers are needed.")
+        raise UserError("A CIFAR batch has labels that are not integers. Download it again.")
     return np.array(labels, dtype=np.int64)
 
 
@@ -70,8 +70,8 @@ def _checked(pixels: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.nda
     good = pixels.ndim == 2 and pixels.shape[1] == _PIXELS and labels.shape == pixels.shape[:1]
     if not good or labels.dtype.kind not in "iu":
         raise UserError(
-            f"A CIFAR batch holds pixels {pixels.shape} and labels {labels.shape}; "
-            f"(n, {_PIXELS}) and (n,) integers are needed."
+            f"A CIFAR batch holds pixels {pixels.shape} and labels {labels.shape}, not "
+            f"(n, {_PIXELS}) and (n,) integers. Download it again."
         )
     return pixels.reshape(-1, 3, 32, 32), labels
 
@@ -85,14 +85,14 @@ def _join(files: Mapping[str, bytes], names: list[str], classes: int, path: Path
             batches.append(read_binary_batch(files[f"{name}.bin"], classes))
         else:
             raise UserError(
-                f"'{path}' has no CIFAR batch '{name}'; get the official archive again."
+                f"'{path}' has no CIFAR batch '{name}'. Download the official archive again."
             )
     pixels, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     return Examples(to_inputs(pixels), to_labels(labels))
 
 
 def _contents(path: Path, classes: int) -> dict[str, bytes]:
-    """The wanted files by their base names; nothing is unpacked onto the disk."""
+    """The requested files by base name; nothing is unpacked to disk."""
     train, test = _PARTS[classes]
     wanted = {f"{name}{end}" for name in (*train, *test) for end in ("", ".bin")}
     wanted |= {"meta", "fine_label_names.txt"}
@@ -112,8 +112,8 @@ def _from_tar(path: Path, wanted: set[str]) -> dict[str, bytes]:
     with tarfile.open(path, "r:*") as archive:
         for member in archive:
             name = Path(member.name).name
-            if member.size > MAX_MEMBER:  # even passing over it would unpack it
-                raise tarfile.TarError(f"'{name}' claims {member.size} bytes")
+            if member.size > MAX_MEMBER:  # even skipping it would unpack it
+                raise tarfile.TarError(f"'{name}' declares {member.size} bytes")
             if name in wanted and member.isfile():
                 stream = archive.extractfile(member)
                 found[name] = stream.read() if stream else b""
@@ -127,15 +127,15 @@ def _fine_names(files: Mapping[str, bytes]) -> tuple[str, ...]:
         return tuple(files.get("fine_label_names.txt", b"").decode().split())
     except (AttributeError, TypeError, UnicodeDecodeError):
         raise UserError(
-            "CIFAR-100's names of classes are no text; get the archive again."
+            "CIFAR-100's class names are not text. Download the archive again."
         ) from None
 
 
 def _batch(content: bytes) -> dict[bytes, Any]:
     try:
         loaded = read_batch(content)
-    except Exception as error:  # what is on the stack can be of any kind
-        raise UserError(f"A CIFAR batch was refused ({error}); get the official archive.") from None
+    except Exception as error:  # the stack can hold objects of any type
+        raise UserError(f"A CIFAR batch is invalid ({error}). Get the official archive.") from None
     if not isinstance(loaded, dict):
-        raise UserError("A CIFAR batch holds no dictionary; get the official archive.")
+        raise UserError("A CIFAR batch holds no dictionary. Download the official archive.")
     return {k.encode() if isinstance(k, str) else k: v for k, v in loaded.items()}

@@ -1,4 +1,4 @@
-"""The 8×8 digits that come with scikit-learn: always there, no download."""
+"""The 8×8 digits included in scikit-learn: always available, no download."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its relatives: magic, sizes, then the values, big-endian."""
+"""The IDX format of MNIST and related data sets: magic number, sizes, values; big-endian."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CHUNK = 2**20
 def read_idx(source: Path | str | bytes) -> np.ndarray:
     """The array of an IDX file, gzipped or not, in the machine's byte order.
 
-    Memory stays within the bytes that are really there, whatever the header claims.
+    Memory use is limited by the bytes actually present, whatever the header declares.
     """
     name = "the given bytes" if isinstance(source, bytes) else f"'{source}'"
     try:
         with _open(source) as stream:
             return _parse(stream, name)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"The IDX file {name} could not be read ({error}); get it again.") from None
+        raise UserError(f"Cannot read the IDX file {name} ({error}). Download it again.") from None
 
 
 def _open(source: Path | str | bytes) -> BinaryIO:
@@ -41,14 +41,14 @@ def _open(source: Path | str | bytes) -> BinaryIO:
 def _parse(stream: BinaryIO, name: str) -> np.ndarray:
     dtype, shape = _header(stream, name)
     declared = dtype.itemsize * prod(shape)
-    spanned = dtype.itemsize * prod(max(size, 1) for size in shape)  # a 0 hides all other sizes
+    spanned = dtype.itemsize * prod(max(size, 1) for size in shape)  # a size of 0 hides the others
     if spanned > MAX_BYTES:
-        raise UserError(f"The IDX file {name} claims {spanned} bytes of data, more than any known.")
+        raise UserError(f"The IDX file {name} declares {spanned} bytes, more than any known file.")
     content = _read_at_most(stream, declared + 1)
     if len(content) != declared:
         has = "more" if len(content) > declared else f"only {len(content)}"
         raise UserError(
-            f"The IDX file {name} claims {declared} bytes of data but has {has}; get it again."
+            f"The IDX file {name} declares {declared} bytes but has {has}. Download it again."
         )
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
 
@@ -56,15 +56,15 @@ def _parse(stream: BinaryIO, name: str) -> np.ndarray:
 def _header(stream: BinaryIO, name: str) -> tuple[np.dtype, tuple[int, ...]]:
     magic = stream.read(4)
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in TYPES or not 1 <= magic[3] <= 8:
-        raise UserError(f"{name} is not an IDX file: it begins with the bytes '{magic.hex(' ')}'.")
+        raise UserError(f"{name} is not an IDX file: it starts with the bytes '{magic.hex(' ')}'.")
     sizes = stream.read(4 * magic[3])
     if len(sizes) < 4 * magic[3]:
-        raise UserError(f"The IDX file {name} ends inside its header; get it again.")
+        raise UserError(f"The IDX file {name} ends inside its header. Download it again.")
     return np.dtype(TYPES[magic[2]]), struct.unpack(f">{magic[3]}I", sizes)
 
 
 def _read_at_most(stream: BinaryIO, limit: int) -> bytearray:
-    """Up to `limit` bytes, read in pieces so that a lying header allocates nothing."""
+    """Up to `limit` bytes, read in chunks so that a false header allocates nothing."""
     content = bytearray()
     while len(content) < limit and (piece := stream.read(min(_CHUNK, limit - len(content)))):
         content += piece

@@ -15,25 +15,28 @@ import torch
 from fedveil.data.federated import Dataset, Examples
 from fedveil.data.origin import Origin
 from fedveil.data.sources.archives import read_member
+from fedveil.data.sources.decoded import remembered, sha256_of
 from fedveil.data.sources.pixels import to_inputs, to_labels
 from fedveil.errors import UserError
-from fedveil.streams import stream
+from fedveil.random.streams import stream
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 SPLITS = ("train", "test")
 MAX_FILE = 2**26  # bytes of one image file
 MAX_TOTAL = 2**31  # bytes of all image files, and of all decoded pixels
-MAX_PIXELS = 2**24  # of one image
-SIZE = (32, 32)  # height and width where none are given: no image decides them
-HELD_OUT = 0.1  # of the images, where there is no test part
+MAX_PIXELS = 2**24  # per image
+WORTH_CACHING = 5000  # images: about two seconds of decoding
+SIZE = (32, 32)  # default height and width: no image decides them
+HELD_OUT = 0.1  # fraction of images, if there is no test folder
 
 
 @dataclass(frozen=True)
 class _Entry:
-    name: str  # as it is found in the folder or the zip
+    name: str  # path within the folder or zip
     bytes: int
     split: str = ""
     label: str = ""
+    user: str = ""  # in <user>/<class>/<image>
 
 
 def load_images(
@@ -45,23 +48,28 @@ def load_images(
 ) -> Dataset:
     """Images as float32 [n, c, h, w] of a public size (h, w) and number of channels.
 
-    `classes` are names of folders; images in others are left out. Where they are not given they
-    are the folder names, sorted: these are read from the data (`Dataset.origin`). Without a test
-    part each image is held out with a chance of one in ten, by the seed and its own name.
+    `classes` are names of folders; images in other folders are left out. By default they are the
+    sorted folder names, which are read from the data (`Dataset.origin`). Without a test folder each
+    image is held out with probability 0.1, decided by the seed and its own name.
     """
     height, width = size or SIZE
     if not (height >= 1 and width >= 1 and height * width <= MAX_PIXELS):
-        raise UserError(f"size is {height}×{width}; give a height and a width in pixels.")
-    placed = _placed(_listed(path), path)
+        raise UserError(f"size is {height}×{width}. Give a height and a width in pixels.")
+    found = _listed(path)
+    _refuse_described(path, found)
+    placed = _placed(found, path)
     names = classes or tuple(sorted({e.label for e in placed}))
     entries, notes = _of_classes(placed, names, path)
     parted = any(entry.split == "test" for entry in placed)
     held, more = _testing(entries, parted, seed)
-    pixels = _decoded(path, entries, (height, width), color)
+    pixels = _pixels(path, entries, (height, width), color)
     number = {name: i for i, name in enumerate(names)}
     every = Examples(to_inputs(pixels), to_labels(np.array([number[e.label] for e in entries])))
     testing = torch.from_numpy(held)
-    train, test = (Examples(every.inputs[w], every.labels[w]) for w in (~testing, testing))
+    train, test = (
+        Examples(every.inputs[part], every.labels[part], owners=_users(entries, part.numpy()))
+        for part in (~testing, testing)
+    )
     exclusions = () if classes else ("the classes (the names of the image folders)",)
     return Dataset(
         path.stem,
@@ -71,23 +79,52 @@ def load_images(
         class_names=names,
         notes=notes + more,
         origin=Origin(exclusions=exclusions),
+        keys=train.owners,
     )
 
 
+def _users(entries: list[_Entry], part: np.ndarray) -> np.ndarray | None:
+    """The owner of each image of a part; None if the folders do not say."""
+    users = np.array([entry.user for entry in entries], dtype=str)[part]
+    return users if all(users) else None
+
+
 def _listed(path: Path) -> list[_Entry]:
-    """All image files with their sizes; hidden files and other types are passed over."""
+    """All image files with their sizes; hidden files and other types are skipped."""
     try:
         found = _from_folder(path) if path.is_dir() else _from_zip(path)
     except FileNotFoundError:
-        raise UserError(f"There is no folder or file '{path}'.") from None
+        raise UserError(f"No such folder or file: '{path}'.") from None
     except (OSError, zipfile.BadZipFile) as error:
         raise UserError(f"'{path}' is not a readable zip of images ({error}).") from None
     if sum(e.bytes for e in found) > MAX_TOTAL:
-        raise UserError(f"The images in '{path}' declare more than {MAX_TOTAL} bytes; use fewer.")
+        raise UserError(f"The images in '{path}' declare more than {MAX_TOTAL} bytes. Use fewer.")
     for entry in found:
         if entry.bytes > MAX_FILE:
-            raise UserError(f"'{entry.name}' in '{path}' declares {entry.bytes} bytes; remove it.")
+            raise UserError(f"'{entry.name}' in '{path}' declares {entry.bytes} bytes. Remove it.")
     return found
+
+
+def _refuse_described(path: Path, entries: list[_Entry]) -> None:
+    """Refuse a folder whose images a table beside them lists: folders are then no classes."""
+    import polars as pl
+
+    names = {entry.name for entry in entries}
+    tables = (
+        (f for f in path.glob("*") if f.suffix in (".csv", ".parquet")) if path.is_dir() else ()
+    )
+    for table in sorted(tables):
+        scan = pl.scan_parquet if table.suffix == ".parquet" else pl.scan_csv
+        try:
+            first = scan(table).head(1).collect()
+        except Exception:  # polars raises many kinds; it is not such a table
+            continue
+        for column in first.columns if first.height else ():
+            if str(first[column][0]) in names:
+                raise UserError(
+                    f"'{table}' lists these images in its column '{column}'. Load it instead of "
+                    f"the folder: --path {table} --data image={column}, with --client and --label."
+                )
 
 
 def _from_folder(path: Path) -> list[_Entry]:
@@ -111,20 +148,24 @@ def _visible(name: str) -> bool:
 
 def _check_name(name: str, path: Path) -> None:
     if name.startswith("/") or "\\" in name or ":" in name or ".." in PurePosixPath(name).parts:
-        raise UserError(f"The zip '{path}' holds the unsafe name '{name}'; pack it again.")
+        raise UserError(f"The zip '{path}' holds the unsafe name '{name}'. Create it again.")
 
 
 def _placed(entries: list[_Entry], path: Path) -> list[_Entry]:
-    """Each entry with its split and class, after the folders that wrap all of them."""
+    """Each entry with its split and class, relative to the common parent folders."""
     wrapped = len(_wrapper([PurePosixPath(e.name).parts[:-2] for e in entries]))
-    placed = []
+    owned, placed = _owned(entries), []
     for entry in entries:
         *split, label, _ = ("", "", *PurePosixPath(entry.name).parts[wrapped:])[-4:]
         where = [s for s in split if s]
+        if owned and label and len(where) == 1:
+            placed.append(_Entry(entry.name, entry.bytes, "train", label, where[0]))
+            continue
         if not label or len(where) > 1 or (where and where[0] not in SPLITS):
             raise UserError(
-                f"'{entry.name}' in '{path}' does not lie in a class folder; "
-                "use <class>/<image> or train/<class>/<image> and test/<class>/<image>."
+                f"'{entry.name}' in '{path}' is not in a class folder. "
+                "Use <class>/<image>, <user>/<class>/<image>, or train/<class>/<image> and "
+                "test/<class>/<image>."
             )
         placed.append(_Entry(entry.name, entry.bytes, where[0] if where else "train", label))
     if not any(e.split == "train" for e in placed):
@@ -132,8 +173,16 @@ def _placed(entries: list[_Entry], path: Path) -> list[_Entry]:
     return placed
 
 
+def _owned(entries: list[_Entry]) -> bool:
+    """Whether all images are in <user>/<class>/<image>: two folders, the first not a split."""
+    parts = [PurePosixPath(entry.name).parts for entry in entries]
+    depth = {len(each) for each in parts}
+    users = {each[-3] for each in parts if len(each) >= 3}
+    return len(depth) == 1 and len(users) > 1 and not users & {*SPLITS}
+
+
 def _wrapper(folders: list[tuple[str, ...]]) -> tuple[str, ...]:
-    """The folders that all paths begin with; `train` or `test` alone is a split, not a wrapper."""
+    """The folders that all paths start with; `train` or `test` alone is a split, not a parent."""
     levels = zip(*folders, strict=False)
     common = [level[0] for level in itertools.takewhile(lambda x: len(set(x)) == 1, levels)]
     return tuple(common[:-1] if common and common[-1] in SPLITS else common)
@@ -142,23 +191,32 @@ def _wrapper(folders: list[tuple[str, ...]]) -> tuple[str, ...]:
 def _of_classes(
     entries: list[_Entry], names: tuple[str, ...], path: Path
 ) -> tuple[list[_Entry], tuple[str, ...]]:
-    """The entries in folders of these names."""
+    """The entries in folders with these names."""
     known = [entry for entry in entries if entry.label in names]
     if not any(entry.split == "train" for entry in known):
         raise UserError(f"'{path}' has no training images in folders {', '.join(names)}.")
     gone = len(entries) - len(known)
-    return known, (f"{gone} images in folders of other names were left out.",) if gone else ()
+    return known, (f"Left out {gone} images in other folders.",) if gone else ()
+
+
+def _pixels(path: Path, entries: list[_Entry], size: tuple[int, int], color: bool) -> np.ndarray:
+    """The decoded images, from the cache if the same zip was decoded before."""
+    if path.is_dir() or len(entries) < WORTH_CACHING:
+        return _decoded(path, entries, size, color)
+    shape = (len(entries), 3 if color else 1, *size)
+    key = [sha256_of(path), *map(str, shape), *(entry.name for entry in entries)]
+    return remembered(key, shape, lambda: _decoded(path, entries, size, color))
 
 
 def _decoded(path: Path, entries: list[_Entry], size: tuple[int, int], color: bool) -> np.ndarray:
-    """uint8 [n, c, h, w]; one after the other: for small images threads lose more than they win."""
+    """uint8 [n, c, h, w], decoded one by one: for small images threads cost more than they gain."""
     channels = 3 if color else 1
     if len(entries) * size[0] * size[1] * channels > MAX_TOTAL:
-        raise UserError(f"The images in '{path}' are too large together; give a smaller size.")
+        raise UserError(f"The images in '{path}' do not fit in memory. Give a smaller size.")
     pixels = np.empty((len(entries), *size, channels), np.uint8)
     for i, (name, content) in enumerate(_contents(path, entries)):
-        pixels[i] = _decode(name, content, size, color).reshape(*size, channels)
-    return pixels.transpose(0, 3, 1, 2)
+        pixels[i] = decoded(name, content, size, color).reshape(*size, channels)
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
 def _contents(path: Path, entries: list[_Entry]) -> Iterator[tuple[str, bytes]]:
@@ -176,32 +234,33 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
         raise UserError(f"'{name}' in '{archive.filename}' is damaged ({error}).") from None
 
 
-def _decode(name: str, content: bytes, size: tuple[int, int], color: bool) -> np.ndarray:
+def decoded(name: str, content: bytes, size: tuple[int, int], color: bool) -> np.ndarray:
+    """One image as uint8 [h, w] or [h, w, 3]; `name` is for errors."""
     from PIL import Image
 
     height, width = size
     try:
         with Image.open(io.BytesIO(content)) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise ValueError(f"{image.width}×{image.height} pixels are too many")
+                raise ValueError(f"{image.width}×{image.height} is more than {MAX_PIXELS} pixels")
             plain = image.convert("RGB" if color else "L")
-    except Exception as error:  # Pillow raises many kinds for broken bytes
-        raise UserError(f"The image '{name}' could not be read ({error}); remove it.") from None
+    except Exception as error:  # Pillow raises many types for damaged files
+        raise UserError(f"Cannot read the image '{name}' ({error}). Remove it.") from None
     return np.asarray(plain if plain.size == (width, height) else plain.resize((width, height)))
 
 
 def _testing(entries: list[_Entry], parted: bool, seed: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which entries are for testing: the test part if there is one, else each by its own stream.
+    """Which entries are for testing: the test folder if there is one, else each by its own stream.
 
-    Were they drawn together, one image more or less would change what the others are used for.
+    A joint draw would let one image more or less change the use of the others.
     """
     if parted:
         return np.array([e.split == "test" for e in entries]), ()
-    own = ("/".join(PurePosixPath(e.name).parts[-2:]) for e in entries)
+    own = ("/".join(PurePosixPath(e.name).parts[-3 if e.user else -2 :]) for e in entries)
     testing = np.array([stream(seed, 0, f"held out {o}").random() < HELD_OUT for o in own])
     if testing.all():
-        raise UserError("There is no image left to train on; add some, or a test folder.")
+        raise UserError("No image is left to train on. Add images, or a test folder.")
     return testing, (
-        f"There is no test folder; {int(testing.sum())} images, drawn one by one, are held out "
+        f"There is no test folder. {int(testing.sum())} images, drawn independently, are held out "
         "for testing.",
     )

@@ -30,7 +30,7 @@ _KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 def load_mnist(folder: Path, name: str = "mnist", class_names: tuple[str, ...] = ()) -> Dataset:
     """The four IDX files of MNIST's layout (`train-…`, `t10k-…`), gzipped or not, as [n, 1, h, w].
 
-    Pixels are value/255 and nothing else: no constant is taken from the data.
+    Pixels are value/255, without any constant computed from the data.
     """
 
     def part(prefix: str) -> Examples:
@@ -44,12 +44,12 @@ def load_mnist(folder: Path, name: str = "mnist", class_names: tuple[str, ...] =
 def load_emnist(source: Path, part: str = "digits") -> Dataset:
     """One part of EMNIST (Cohen et al. 2017) from a folder of its files or from `gzip.zip`.
 
-    Images are stored transposed and are turned upright; labels start at 0 in every part.
+    Images are stored transposed and are rotated upright; labels start at 0 in every part.
     """
     if part not in EMNIST_CLASSES:
         raise unknown("part of EMNIST", part, EMNIST_CLASSES)
     read = _zip_reader(source) if source.is_file() else lambda n: read_idx(_find(source, n))
-    shift = 1 if part == "letters" else 0  # the labels of this part alone count from 1
+    shift = 1 if part == "letters" else 0  # only the labels of this part start at 1
 
     def half(which: str) -> Examples:
         images, labels = (read(f"emnist-{part}-{which}-{kind}") for kind in _KINDS)
@@ -63,8 +63,8 @@ def load_emnist(source: Path, part: str = "digits") -> Dataset:
 def _examples(images: np.ndarray, labels: np.ndarray, name: str) -> Examples:
     if images.ndim != 3 or labels.ndim != 1 or images.dtype != np.uint8:
         raise UserError(
-            f"The IDX files of '{name}' hold shapes {images.shape} and {labels.shape}; "
-            "images need three dimensions of bytes and labels one."
+            f"The IDX files of '{name}' hold shapes {images.shape} and {labels.shape}, not "
+            "three dimensions of bytes for images and one for labels. Download them again."
         )
     return Examples(to_inputs(images), to_labels(labels))
 
@@ -73,7 +73,7 @@ def _find(folder: Path, name: str) -> Path:
     for candidate in (name, f"{name}.gz", name.replace("-idx", ".idx")):
         if (folder / candidate).is_file():
             return folder / candidate
-    raise UserError(f"'{folder}' has no file '{name}' or '{name}.gz'; put it there.")
+    raise UserError(f"'{folder}' has no file '{name}' or '{name}.gz'. Put it there.")
 
 
 def _zip_reader(path: Path) -> Callable[[str], np.ndarray]:
@@ -91,4 +91,4 @@ def _member(archive: zipfile.ZipFile, name: str) -> bytes:
     for info in archive.infolist():
         if Path(info.filename).name == name and info.file_size <= MAX_BYTES:
             return read_member(archive, info)
-    raise UserError(f"'{archive.filename}' does not contain '{name}'; it is not EMNIST's gzip.zip.")
+    raise UserError(f"'{archive.filename}' does not contain '{name}'. Use EMNIST's gzip.zip.")

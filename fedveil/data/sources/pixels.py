@@ -1,4 +1,4 @@
-"""Pixels as every image source gives them: float32 in [0, 1], channels first."""
+"""Pixel format of every image source: float32 in [0, 1], channels first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from torch import Tensor
 
 
 def to_inputs(pixels: np.ndarray) -> Tensor:
-    """uint8 [n, h, w] or [n, c, h, w] → float32 [n, c, h, w] in [0, 1], exactly pixel/255."""
+    """uint8 [n, h, w] or [n, c, h, w] → float32 [n, c, h, w] in [0, 1], exactly pixel/255.
+
+    Each example is one block of memory, whatever the strides of the pixels: NumPy's `astype` alone
+    would keep the strides of a transposed view.
+    """
     shaped = pixels[:, None] if pixels.ndim == 3 else pixels
-    return torch.from_numpy(shaped.astype(np.float32)).div_(255)
+    return torch.from_numpy(shaped.astype(np.float32, order="C")).div_(255)
 
 
 def to_labels(labels: np.ndarray) -> Tensor:

@@ -13,46 +13,48 @@ from fedveil.data.federated import Dataset, Examples
 from fedveil.errors import UserError
 
 VOCABULARY = "\n" + "".join(chr(code) for code in range(32, 127))
-OTHER = len(VOCABULARY)  # the id of every character outside the fixed, public vocabulary
+OTHER = len(VOCABULARY)  # id of every character outside the fixed, public vocabulary
 CLASSES = len(VOCABULARY) + 1
-HELD_OUT = 0.1  # of the windows
+HELD_OUT = 0.1  # fraction of windows
 _SPEAKER = re.compile(r"([^\W\d_][^:\n]{0,59}):")
 
 
 def load_shakespeare(path: Path, length: int = 80, minimum: int = 2, seed: int = 0) -> Dataset:
     """Windows of `length` characters per role; labels are the inputs shifted by one, [n, length].
 
-    Each window is held out for testing with a chance of one in ten, by a hash of the seed, its role
-    and its own characters, so that no window decides what another one is for. Roles under `minimum`
-    windows are dropped.
+    Each window is held out for testing with probability 0.1, by a hash of the seed, its role and
+    its own characters, so that no window decides the use of another. Roles with fewer than
+    `minimum` windows are dropped.
     """
     if length < 1:
-        raise UserError(f"A window needs at least one character, not {length}.")
+        raise UserError(f"length is {length}. Give at least one character per window.")
     windows = {role: _windows(text, length) for role, text in roles(_text(path)).items()}
     kept = {role: w for role, w in sorted(windows.items()) if len(w) >= max(1, minimum)}
     if not kept:
         raise UserError(
-            f"'{path}' has no role with {minimum} windows of {length} characters; speeches begin "
-            "with a line 'SPEAKER:' and end with an empty line."
+            f"'{path}' has no role with {minimum} windows of {length} characters. Start each "
+            "speech with a line 'SPEAKER:' and end it with an empty line."
         )
     testing = {role: _testing(role, w, seed) for role, w in kept.items()}
     if all(held.all() for held in testing.values()):
-        raise UserError(f"'{path}' has no window left to train on; give a longer text.")
+        raise UserError(f"'{path}' has no window left to train on. Give a longer text.")
     train = [w[~testing[role]] for role, w in kept.items()]
     test = [w[testing[role]] for role, w in kept.items()]
+    names = np.array(list(kept))
+    held = _examples(test)
     return Dataset(
         "shakespeare",
         _examples(train),
-        _examples(test),
+        Examples(held.inputs, held.labels, owners=np.repeat(names, [len(w) for w in test])),
         CLASSES,
         class_names=(*VOCABULARY, "other"),
-        keys=np.repeat(np.array(list(kept)), [len(w) for w in train]),
+        keys=np.repeat(names, [len(w) for w in train]),
         notes=_dropped(len(windows) - len(kept), minimum, length),
     )
 
 
 def roles(text: str) -> dict[str, str]:
-    r"""All that a role says, its speeches joined by newlines; a role is known by its name only.
+    r"""All text of each role, its speeches joined by newlines; roles are identified by name only.
 
     >>> roles("ROMEO:\nAy me!\n\nJULIET:\nO Romeo\n\nROMEO:\nShall I?")
     {'ROMEO': 'Ay me!\nShall I?', 'JULIET': 'O Romeo'}
@@ -78,7 +80,7 @@ def encode(text: str) -> np.ndarray:
 
 
 def _windows(text: str, length: int) -> np.ndarray:
-    """[n, length + 1]: consecutive windows that share one character with the next."""
+    """[n, length + 1]: consecutive windows that overlap by one character."""
     ids = encode(text)
     count = max(0, (len(ids) - 1) // length)
     starts = length * np.arange(count)
@@ -86,7 +88,7 @@ def _windows(text: str, length: int) -> np.ndarray:
 
 
 def _testing(role: str, windows: np.ndarray, seed: int) -> np.ndarray:
-    """Which of a role's windows are held out: each by itself, wherever it stands."""
+    """Which of a role's windows are held out: each decided on its own, wherever it occurs."""
     salt = hashlib.blake2b(f"fedveil/held out/{seed}/{role}".encode(), digest_size=16).digest()
     drawn = b"".join(
         hashlib.blake2b(window.tobytes(), key=salt, digest_size=8).digest()
@@ -103,9 +105,7 @@ def _examples(windows: list[np.ndarray]) -> Examples:
 def _dropped(count: int, minimum: int, length: int) -> tuple[str, ...]:
     if not count:
         return ()
-    return (
-        f"{count} roles with fewer than {minimum} windows of {length} characters were left out.",
-    )
+    return (f"Left out {count} roles with fewer than {minimum} windows of {length} characters.",)
 
 
 def _text(path: Path) -> str:

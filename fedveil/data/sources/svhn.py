@@ -14,7 +14,7 @@ from fedveil.errors import UserError
 def load_svhn(folder: Path) -> Dataset:
     """`train_32x32.mat` and `test_32x32.mat` as float32 [n, 3, 32, 32]; the label of '0' is 0.
 
-    The files write the digit 0 as class 10.
+    The files store the digit 0 as class 10.
     """
     names = tuple("0123456789")
     train, test = (read_svhn(folder / f"{part}_32x32.mat") for part in ("train", "test"))
@@ -26,8 +26,8 @@ def read_svhn(path: Path) -> Examples:
     pixels, labels = _variables(path)
     if pixels.ndim != 4 or pixels.dtype != np.uint8 or labels.size != pixels.shape[3]:
         raise UserError(
-            f"'{path}' holds X {pixels.shape} and y {labels.shape}; "
-            "bytes of shape (32, 32, 3, n) and one label each are needed."
+            f"'{path}' holds X {pixels.shape} and y {labels.shape}, not bytes of shape "
+            "(32, 32, 3, n) and one label each. Download it again."
         )
     classes = labels.astype(np.int64)
     return Examples(to_inputs(pixels.transpose(3, 2, 0, 1)), to_labels(classes * (classes != 10)))
@@ -37,9 +37,9 @@ def _variables(path: Path) -> tuple[np.ndarray, np.ndarray]:
     from scipy.io import loadmat
 
     if not path.is_file():
-        raise UserError(f"There is no file '{path}'; put SVHN's cropped .mat files there.")
+        raise UserError(f"No such file: '{path}'. Put SVHN's cropped .mat files there.")
     try:
         found = loadmat(path, variable_names=["X", "y"])
         return found["X"], found["y"]
-    except Exception as error:  # scipy raises many kinds for broken bytes
+    except Exception as error:  # scipy raises many types for damaged files
         raise UserError(f"'{path}' is not a readable SVHN .mat file ({error}).") from None

@@ -1,1 +1,1 @@
-"""The papers' theorems as functions of named constants: rates they recommend, bounds they prove."""
+"""Theorems of the papers as functions of named constants: recommended rates and proven bounds."""

@@ -1,8 +1,8 @@
-"""The constants of the theorems: given by name, or estimated from a pilot's data.
+"""Constants of the theorems, given by name or estimated from a pilot's data.
 
-A pilot's estimates are of the pilot's clients: a largest value over few clients is too small for
-many. Losses here are never below 0, so 0 stands for each client's least loss; it is exact where a
-client's own examples can be fitted, and makes Δ* too large elsewhere.
+Estimates describe the pilot's clients: a maximum over few clients is too small for many. Losses are
+never negative, so 0 is used as each client's minimum loss. This is exact if the model can fit the
+client's own examples, and otherwise makes Δ* too large.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ NAMES = {
     "L": "smoothness of every client's loss",
     "distance": "‖x₀ − x*‖ from the start to the optimum",
     "gap": "f(x₀) − f*",
-    "delta": "mean Δ*: a client's loss at x* above its own least",
+    "delta": "mean Δ*: a client's loss at x* above its own minimum",
     "delta_max": "the largest Δ* of a client",
-    "R": "the longest first report of a client",
+    "R": "the largest norm of a client's first update",
     "tau": "E‖∇f_i − ∇f‖² at the start",
-    "norm": "‖u‖, a client's report at the optimum",
+    "norm": "‖u‖, a client's update at the optimum",
     "loss": "f(x₀)",
     "G": "Lipschitz constant of every client's loss",
     "lambda": "curvature along gradients (Das et al. 2022, Assumption 1)",
 }
-CURVED = 12  # clients whose curvature is looked at
+CURVED = 12  # clients whose curvature is estimated
 POWER = 20  # steps of a power iteration
 SOLVE = 100  # steps of L-BFGS
 
@@ -51,30 +51,30 @@ class Constants:
     given: frozenset[str] = frozenset()
 
     def missing(self, *names: str) -> list[str]:
-        """Those that nobody said and no pilot estimated."""
+        """The names that are neither given nor estimated."""
         return [name for name in names if name not in self.values]
 
     def __getitem__(self, name: str) -> float:
         return self.values[name]
 
     def or_given(self, given: Mapping[str, float]) -> Constants:
-        """What is given wins."""
+        """These constants, overridden by given ones."""
         return Constants({**self.values, **given}, frozenset(given))
 
 
 def checked(given: Mapping[str, float]) -> dict[str, float]:
-    """Known names with positive numbers, or a sentence."""
+    """The constants, if all names are known and all values positive."""
     for name, value in given.items():
         if name not in NAMES:
             raise unknown("constant", name, NAMES)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not 0 < value < math.inf:
-            raise UserError(f"--constant {name}={value}: it must be a number above 0.")
+            raise UserError(f"--constant {name}={value} is not positive. Give a number above 0.")
     return dict(given)
 
 
 def estimated(task: Task, data: Federated, recipe: Recipe) -> Constants:
-    """All but G and λ, on the pilot's clients without bound or noise."""
+    """Estimates of all constants but G and λ, from the pilot's clients, without bound or noise."""
     start = task.flatten()
     best = solved(task, data, start)
     losses, first = _losses(task, data, best), float(_losses(task, data, start).mean())
@@ -116,7 +116,7 @@ def report_norms(
 
 
 def solved(task: Task, data: Federated, start: Tensor) -> Tensor:
-    """x* of the mean over clients by L-BFGS; a local optimum where the loss is not convex."""
+    """x* of the mean loss over clients, by L-BFGS; a local optimum if the loss is not convex."""
     x = start.clone().requires_grad_(True)
     optimizer = torch.optim.LBFGS([x], max_iter=SOLVE, line_search_fn="strong_wolfe")
     inputs, labels = data.inputs[:], data.labels[:]
@@ -164,5 +164,5 @@ def _losses(task: Task, data: Federated, x: Tensor) -> Tensor:
 
 
 def _weights(data: Federated) -> Tensor:
-    """Every client counts alike, and within it every example."""
+    """Equal weights for clients, and for the examples of a client."""
     return (1 / (data.clients * data.sizes.double())).repeat_interleave(data.sizes).float()

@@ -1,10 +1,10 @@
 """Das et al. 2022: Theorems 2 and 4, for convex L-smooth losses and full local gradients.
 
-The paper's ρ = √(q·d·log(1/δ))/(nε) has an unnamed constant q. Its noise is σ√d = C·√K·ρ, so here
+The paper's ρ = √(q·d·log(1/δ))/(nε) has an unspecified constant q. Its noise is σ√d = C·√K·ρ, so
 
     ρ = ‖noise on the mean‖ / (C·√K)
 
-from the accountant, and every formula below is the paper's in terms of it.
+with the accountant's noise. Every formula below is the paper's in terms of this ρ.
 """
 
 from __future__ import annotations
@@ -14,70 +14,72 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-MOST_ROUNDS = 1_000_000
-TRIES = 6  # of the fixed point K ↔ ρ(K)
+MAX_ROUNDS = 1_000_000
+ITERATIONS = 6  # of the fixed point K ↔ ρ(K)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """The theorems' constants."""
+class ConvexProblem:
+    """Constants of the theorems."""
 
     smoothness: float  # L of every f_i
     distance: float  # ‖x_0 − x*‖
     heterogeneity: float  # mean of Δ*_i = f_i(x*) − min f_i
     worst: float  # max of Δ*_i
-    norm: float  # ‖u_i‖ that a client reports late in the run, where it is below C
+    norm: float  # ‖u_i‖ of a client late in the run, if below C
 
 
 @dataclass(frozen=True)
-class Choice:
+class DasChoice:
     """Theorem 2's choices for E local steps at Ĉ = C/E."""
 
     rho: float
     steps: int  # E
-    least_clip: float  # 4·E·√(L·max Δ*): C must not be below it
+    least_clip: float  # 4·E·√(L·max Δ*): the smallest C the theorem allows
     alpha: float
     learning_rate: float  # η = β
     rounds: float  # K
 
     @property
-    def most_steps(self) -> float:
+    def max_steps(self) -> float:
         """E ≤ α/(2ρ)."""
         return self.alpha / (2 * self.rho)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Right-hand sides of both theorems, and the gap f(x) − f* that each of them leaves."""
+    """Right-hand sides of both theorems, and the bound on f(x) − f* that each of them gives."""
 
     initialization: float  # A, of both
     clip: float  # B of Theorem 2
     normalize: float  # B₂ of Theorem 4
     clip_gap: float
     normalize_gap: float
-    clipped: bool  # whether updates are longer than C: then both algorithms do the same
+    clipped: bool  # whether updates are longer than C, where both algorithms are the same
 
     @property
     def favoured(self) -> Literal["clip", "normalize", "neither"]:
-        """The one with the smaller proven gap."""
+        """The algorithm with the smaller bound."""
         if self.clipped:
             return "neither"
         return "clip" if self.clip_gap < self.normalize_gap else "normalize"
 
 
 def rho(noise: float, clip: float, rounds: int) -> float:
-    """ρ = ‖noise on the mean‖/(C√K).  Das et al. 2022, eq. 3 with eq. 5, q by the accountant."""
+    """ρ = ‖noise on the mean‖/(C√K).  Das et al. 2022, eq. 3 with eq. 5; accountant's noise."""
     return noise / (clip * math.sqrt(rounds))
 
 
-def choices(problem: Problem, rho: float, clip: float, steps: int, alpha: float = 1.0) -> Choice:
+def choices(
+    problem: ConvexProblem, rho: float, clip: float, steps: int, alpha: float = 1.0
+) -> DasChoice:
     """η = ρ/(2αL), K = 2αγ/(ĈEρ²), E ≤ α/(2ρ).  Das et al. 2022, Thm. 2.
 
-    γ = L‖x_0 − x*‖, which makes term A least; α is raised to 2ρE where E asks for it.
+    γ = L‖x_0 − x*‖, which minimizes term A; α is raised to 2ρE if E needs it.
     """
     alpha = max(alpha, 2 * rho * steps)
     gamma = problem.smoothness * problem.distance
-    return Choice(
+    return DasChoice(
         rho=rho,
         steps=steps,
         least_clip=4 * steps * math.sqrt(problem.smoothness * problem.worst),
@@ -87,24 +89,25 @@ def choices(problem: Problem, rho: float, clip: float, steps: int, alpha: float 
     )
 
 
-def settled_choices(
-    problem: Problem, rho_at: Callable[[int], float], rounds: int, clip: float, steps: int
-) -> Choice:
-    """The same where ρ is that of the recommended K itself: K → ρ(K) → K, a few times."""
-    for _ in range(TRIES):
+def consistent_choices(
+    problem: ConvexProblem, rho_at: Callable[[int], float], rounds: int, clip: float, steps: int
+) -> DasChoice:
+    """The choices at a fixed point, where ρ is that of the recommended K: K → ρ(K) → K."""
+    for _ in range(ITERATIONS):
         choice = choices(problem, rho_at(rounds), clip, steps)
-        wanted = round(min(max(choice.rounds, 1.0), MOST_ROUNDS))
+        wanted = round(min(max(choice.rounds, 1.0), MAX_ROUNDS))
         if abs(wanted - rounds) <= 0.02 * rounds:
             break
         rounds = wanted
     return choice
 
 
-def bounds(problem: Problem, choice: Choice, clip: float) -> Bounds:
-    """A, B and B₂, and the gaps they leave.  Das et al. 2022, Thm. 2 and eq. 14.
+def bounds(problem: ConvexProblem, choice: DasChoice, clip: float) -> Bounds:
+    """A, B and B₂, and the gaps they prove.  Das et al. 2022, Thm. 2 and eq. 14.
 
-    For clients that are not clipped: left of Theorem 2 stands (2 − ρE/α − ρ²E²/α²)·gap, left of
-    Theorem 4 (2 − ρ²E²/α²)·(C/‖u‖)·gap, both for clients alike. Clipped ones are equal in both.
+    For clients that are not clipped, the left-hand side of Theorem 2 is (2 − ρE/α − ρ²E²/α²)·gap,
+    that of Theorem 4 (2 − ρ²E²/α²)·(C/‖u‖)·gap, with equal clients. Clipped clients are the same in
+    both.
     """
     rho, alpha, steps, length = choice.rho, choice.alpha, choice.steps, problem.smoothness
     hat, share = clip / steps, choice.rho * steps / choice.alpha
@@ -123,10 +126,10 @@ def bounds(problem: Problem, choice: Choice, clip: float) -> Bounds:
     )
 
 
-def best_steps(problem: Problem, rho: float, lipschitz: float, curvature: float) -> float:
+def best_steps(problem: ConvexProblem, rho: float, lipschitz: float, curvature: float) -> float:
     """E = 1/(2ρ) if mean Δ* < (11/48)·G·(λ²/L²)·‖x_0 − x*‖·ρ, else 1.  Das et al. 2022, eq. 11.
 
-    Under its Assumption 1: f_i are G-Lipschitz, and curved by λ along their gradients.
+    Under its Assumption 1: f_i are G-Lipschitz, with curvature λ along their gradients.
     """
     share = (curvature / problem.smoothness) ** 2
     worth = 11 / 48 * lipschitz * share * problem.distance * rho

@@ -1,7 +1,7 @@
-"""DP-LSGD: how many local steps K, by Theorem 2's bound, Theorem 1's order, and what B/c shows.
+"""DP-LSGD: the number of local steps K, by Theorem 2's bound, Theorem 1's order and measured B/c.
 
-The paper's T is the number of rounds here, its β-smoothness L, its σ²d the squared norm of the
-noise on the mean.
+The paper's T is the number of rounds, its β-smoothness is L here, and its σ²d is the squared norm
+of the noise on the mean.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-STEPS = (1, 2, 4, 8, 16, 25)  # beyond 25 the paper saw updates fall apart (its Remark 2)
+STEPS = (1, 2, 4, 8, 16, 25)  # the paper observes divergence beyond 25 (its Remark 2)
 
 
 @dataclass(frozen=True)
-class Problem:
-    """Theorem 2's constants."""
+class LSGDProblem:
+    """Constants of Theorem 2."""
 
     smoothness: float  # L
     loss: float  # F(x_0), with losses of at least 0
@@ -28,7 +28,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Tried:
+class StepChoice:
     """One K: the learning rate that Theorem 2 allows, the bias B/c there, and its bound."""
 
     steps: int
@@ -42,7 +42,7 @@ def largest_rate(smoothness: float, steps: int) -> float:
     return min(1 / (20 * smoothness), 1 / (5 * smoothness * steps))
 
 
-def bound(problem: Problem, steps: int, learning_rate: float, second_moment: float) -> float:
+def bound(problem: LSGDProblem, steps: int, learning_rate: float, second_moment: float) -> float:
     """4F/(TKη) + 16η²τL²K²/(nq) + 4(1 + Lη)(B²/q + σ²d)/(η²K).  DP-LSGD, Thm. 2."""
     length, eta = problem.smoothness, learning_rate
     perturbed = second_moment / problem.rate + problem.noise**2
@@ -53,11 +53,11 @@ def bound(problem: Problem, steps: int, learning_rate: float, second_moment: flo
     )
 
 
-def tried(
-    problem: Problem,
+def candidates(
+    problem: LSGDProblem,
     second_moment: Callable[[int, float], float],
     among: Sequence[int] = STEPS,
-) -> list[Tried]:
+) -> list[StepChoice]:
     """Every K with K² ≤ nq (Theorem 1's condition), at its largest rate."""
     found = []
     for steps in among:
@@ -66,18 +66,18 @@ def tried(
         eta = largest_rate(problem.smoothness, steps)
         square = second_moment(steps, eta)
         bias = math.sqrt(square) / problem.clip
-        found.append(Tried(steps, eta, bias, bound(problem, steps, eta, square)))
+        found.append(StepChoice(steps, eta, bias, bound(problem, steps, eta, square)))
     return found
 
 
-def best(candidates: Sequence[Tried]) -> Tried:
-    """The K whose bound is least."""
-    return min(candidates, key=lambda one: one.bound)
+def best(choices: Sequence[StepChoice]) -> StepChoice:
+    """The K with the smallest bound."""
+    return min(choices, key=lambda one: one.bound)
 
 
 def order(rounds: int, dim: int, population: int, epsilon: float) -> float:
     """K = T·d/(nε)²: the order of K that is optimal without clipping bias.  DP-LSGD, Thm. 1.
 
-    Constants and logarithms are left out there, so it is an order and no more.
+    The theorem omits constants and logarithms, so this is only an order of magnitude.
     """
     return rounds * dim / (population * epsilon) ** 2

@@ -1,0 +1,357 @@
+"""ε(δ) and δ(ε) of events, computed with dp-accounting.
+
+Uses its privacy loss distributions and Rényi conversions. Every conversion is pessimistic: the
+result is an upper bound on the true ε.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedveil.accounting import events
+from fedveil.accounting.losses import (
+    Aside,
+    Best,
+    GaussianMixture,
+    Loss,
+    Renyi,
+    Rounded,
+    Weighted,
+    Worst,
+)
+from fedveil.errors import UserError
+
+INTERVAL = 1e-3  # losses are rounded up to its multiples (connect-the-dots keeps that tight)
+POINTS = 30_000  # grid points at most, approximately: large losses get a coarser grid
+MOST_POINTS = 200_000  # the limit where a round's loss is so small that it needs a finer grid
+LEAST_RATIO = 0.02  # of noise to sensitivity: below it one release has an ε above 1000
+QUICK = (2, 3, 4, 5, 6, 8, 11, 15, 20, 32, 64, 128)  # integer Rényi orders are fast to compute
+ROUNDING = 2e-16  # of δ per round of a composition: four times the largest error observed
+NEGLIGIBLE = 1e-16  # total probability of participation counts that are merged
+
+
+def epsilon(event: events.Round | events.Spent, delta: float) -> float:
+    """An upper bound on the least ε for which the event is (ε, δ)-DP; ∞ if there is none."""
+    check_delta(delta)
+    try:
+        hash(event)
+    except TypeError:  # an event of a user's noise may hold lists or arrays
+        return _computed(event, delta)
+    return _epsilon(event, delta)
+
+
+def _computed(event: events.Round | events.Spent, delta: float) -> float:
+    loss = _loss(event)
+    return math.inf if loss is None else float(loss.get_epsilon_for_delta(delta))
+
+
+# Statement, ledger, plan and diagnosis ask for the same ε again.
+_epsilon = functools.lru_cache(maxsize=4096)(_computed)
+
+
+def delta(event: events.Round | events.Spent, epsilon: float) -> float:
+    """An upper bound on the least δ for which the event is (ε, δ)-DP."""
+    loss = _loss(event)
+    return 1.0 if loss is None else float(loss.get_delta_for_epsilon(epsilon))
+
+
+def quick_epsilon(event: events.Spent, delta: float) -> float | None:
+    """A rough ε within a millisecond or two, for events that have one; otherwise None.
+
+    An upper bound, except for sampling without replacement, which is approximated by Poisson
+    sampling.
+    """
+    import dp_accounting as dp
+    from dp_accounting.rdp import RdpAccountant
+
+    match event:
+        case events.Composed(
+            events.PoissonSampled(rate, events.GaussianRelease(ratio)), count, first
+        ):
+            accountant = RdpAccountant(QUICK)
+            accountant.compose(dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(ratio)), count)
+            if first is not None and isinstance(first.by, events.GaussianRelease):
+                accountant.compose(dp.GaussianDpEvent(first.by.ratio))
+            return float(accountant.get_epsilon(delta))
+        case events.Composed(
+            events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)),
+            count,
+            first,
+        ):
+            alike = events.PoissonSampled(cohort / population, events.GaussianRelease(ratio))
+            return quick_epsilon(events.Composed(alike, count, first), delta)
+        case events.Composed(events.Dominated(by), count, first):
+            return quick_epsilon(events.Composed(by, count, first), delta)
+        case events.Composed(events.Proven(ways), count, first):
+            found = [quick_epsilon(events.Composed(way, count, first), delta) for way in ways]
+            return min((one for one in found if one is not None), default=None)
+        case events.Composed(events.CyclicSampled() as sampled, count):
+            return quick_epsilon(sampled.whole(count), delta)
+        case events.Composed(events.InSilos(silos, times), count, first):
+            each = [quick_epsilon(events.Composed(s, count * times, first), delta) for s in silos]
+            return None if None in each else max(one for one in each if one is not None)
+        case events.Composed(
+            events.RenyiRelease() | events.GaussianRelease() | events.Correlated()
+        ):
+            return epsilon(event, delta)
+    return None
+
+
+def sensible_delta(population: int) -> float:
+    """1e-5, or a tenth of 1/population where that is smaller.
+
+    >>> sensible_delta(3000), sensible_delta(60_000)
+    (1e-05, 1.6666666666666667e-06)
+    """
+    return min(1e-5, 0.1 / population)
+
+
+def check_delta(delta: float) -> None:
+    """1e-12 ≤ δ < 1: the accountant's rounding hides smaller values."""
+    if not (isinstance(delta, int | float) and 1e-12 <= delta < 1):
+        raise UserError(
+            f"delta is {delta!r}. Give a number from 1e-12 to below 1, well under 1/population."
+        )
+
+
+def check_epsilon(epsilon: float) -> None:
+    """0 < ε ≤ 200: a larger ε protects nothing."""
+    if not (isinstance(epsilon, int | float) and 0 < epsilon <= 200):
+        raise UserError(
+            f"epsilon is {epsilon!r}. Give a number above 0 and at most 200, such as 2.0."
+        )
+
+
+def _loss(event: events.Round | events.Spent) -> Loss | None:
+    """The privacy loss of a run or a round; None for a release without a guarantee."""
+    match event:
+        case events.Either(ways):
+            return _best([_loss(way) for way in ways])
+        case events.ParticipationMixture():
+            return _attended(event)
+        case events.Composed(release, count, None):
+            return _composed(release, count)
+        case events.Composed(release, count, events.Dominated(by, escape, distance)):
+            assert isinstance(by, events.GaussianRelease)
+            loss = _composed(release, count, by.ratio)
+            return None if loss is None else Aside(loss, escape, distance)
+        case events.Composed():
+            raise TypeError(f"no accounting for {event!r}")
+        case _:
+            return _composed(event, 1)
+
+
+def _best(losses: list[Loss | None]) -> Loss | None:
+    found = [loss for loss in losses if loss is not None]
+    return Best(tuple(found)) if found else None
+
+
+def _worst(losses: list[Loss | None]) -> Loss | None:
+    found = tuple(loss for loss in losses if loss is not None)
+    return Worst(found) if len(found) == len(losses) else None
+
+
+def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss | None:
+    """The loss of `count` releases after a Gaussian one with the ratio `first`, if finite."""
+    if count == 0:
+        return _alone(first)
+    match event:
+        case events.NonPrivate():
+            return None
+        case events.Proven(ways):
+            return _best([_composed(way, count, first) for way in ways])
+        case events.RenyiRelease(divergences, escape, distance):
+            curve = count * np.array(divergences) + np.array(events.ORDERS) / (2 * first**2)
+            return Renyi(curve, count * escape, count * distance)
+        case events.Dominated(by, escape, distance):
+            loss = _composed(by, count, first)
+            return None if loss is None else Aside(loss, count * escape, count * distance)
+        case events.Correlated():  # all rounds together are one release
+            return _composed(event.whole(count), 1, first)
+        case events.CyclicSampled():
+            turns = event.whole(count)
+            return _composed(turns.event, turns.count, first)
+        case events.InSilos(silos, times):
+            return _worst([_composed(silo, count * times, first) for silo in dict.fromkeys(silos)])
+        case events.GaussianRelease(ratio):  # composes in closed form
+            if ratio < LEAST_RATIO * math.sqrt(count):
+                return None
+            joint = 1 / math.hypot(math.sqrt(count) / ratio, 1 / first)
+            return None if joint < LEAST_RATIO else GaussianMixture.once(joint)
+    if _hopeless(event) or first < LEAST_RATIO:
+        return None
+    least = 0.0 if math.isinf(first) else _widest(first) / MOST_POINTS
+    once = _one_round(event, least)
+    if count == 1 and math.isinf(first):
+        return once  # type: ignore[no-any-return]
+    whole = once.self_compose(count)
+    if math.isinf(first):
+        return Rounded(whole, count * ROUNDING)
+    return Rounded(whole.compose(_on_grid_of(once, first)), (count + 1) * ROUNDING)
+
+
+def _alone(first: float) -> Loss | None:
+    """The loss of the first release only."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    if math.isinf(first):
+        return pld.identity(value_discretization_interval=INTERVAL)  # type: ignore[no-any-return]
+    return None if first < LEAST_RATIO else GaussianMixture.once(first)
+
+
+def _on_grid_of(once: Any, ratio: float) -> Any:
+    """A Gaussian release, discretized as another loss is, so that the two can be composed."""
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    grid = once._pmf_remove._discretization  # there is no public attribute
+    return pld.from_gaussian_mechanism(ratio, value_discretization_interval=grid)
+
+
+def _hopeless(event: events.Round) -> bool:
+    """Whether a release, sampled or not, is too weak for the library's numerics."""
+    if isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
+        return _hopeless(event.event)
+    if isinstance(event, events.GaussianRelease):
+        return event.ratio < LEAST_RATIO
+    return isinstance(event, events.ApproximateRelease) and event.delta > 0.5
+
+
+def _attended(event: events.ParticipationMixture) -> Loss | None:
+    """Σ_j P(J = j)·δ_j(ε) with J = min(Bin(rounds, rate), most): the coins are observed."""
+    exact = isinstance(event.event, events.RenyiRelease)
+    times, chances = _attendance(event.rate, event.rounds, event.most, 0.0 if exact else NEGLIGIBLE)
+    match event.event:
+        case events.NonPrivate():
+            return None
+        case events.Proven(ways):
+            return _best([_attended(replace(event, event=way)) for way in ways])
+        case events.RenyiRelease(divergences, escape, distance):
+            mean = float(times @ chances)
+            mixed = Renyi.mixed(np.array(divergences), times, chances)
+            return Renyi(mixed, mean * escape, mean * distance)
+        case events.Dominated(by, escape, distance):
+            mean, loss = float(times @ chances), _attended(replace(event, event=by))
+            return None if loss is None else Aside(loss, mean * escape, mean * distance)
+        case events.GaussianRelease(ratio):
+            return None if ratio < LEAST_RATIO else GaussianMixture(ratio, times, chances)
+        case release:
+            losses = [loss for j in times if (loss := _composed(release, int(j))) is not None]
+            return Weighted(chances, tuple(losses)) if len(losses) == len(times) else None
+
+
+def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.ndarray, np.ndarray]:
+    """Participation counts and their probabilities; rare counts are moved to the worst case."""
+    from scipy.stats import binom
+
+    counts = np.arange(rounds + 1)
+    chances = binom.pmf(counts, rounds, rate)
+    likely = chances > rare / (rounds + 1)
+    times, chances = np.minimum(counts[likely], most), chances[likely]
+    return (np.append(times, most), np.append(chances, rare)) if rare else (times, chances)
+
+
+@functools.lru_cache(maxsize=64)
+def _one_round(event: events.Round, least: float = 0.0) -> Any:
+    """The loss of one round on a grid of at least the interval `least`."""
+    from dp_accounting.pld import common
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    match event:
+        case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
+            interval = max(_interval(ratio, rate), least)
+            return pld.from_gaussian_mechanism(
+                ratio, sampling_prob=rate, value_discretization_interval=interval
+            )
+        case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
+            return _gaussian_without_replacement(ratio, cohort / population, least)
+        case events.ApproximateRelease(epsilon, delta):
+            return pld.from_privacy_parameters(
+                common.DifferentialPrivacyParameters(epsilon, delta),
+                value_discretization_interval=max(INTERVAL, epsilon / POINTS, least),
+            )
+        case events.PoissonSampled(rate, events.ApproximateRelease() as inner):
+            return _one_round(subsampled(inner, rate), least)
+        case events.SampledWithoutReplacement(
+            cohort, population, events.ApproximateRelease() as inner
+        ):
+            return _one_round(subsampled(inner, cohort / population), least)
+        case _:
+            raise TypeError(f"no accounting for {event!r}")
+
+
+def _interval(ratio: float, rate: float = 1.0) -> float:
+    """A tenth of the standard deviation of one round's loss, within limits.
+
+    A Gaussian's losses have mean 1/(2ρ²) and deviation 1/ρ, and twelve deviations are covered. With
+    sampling the deviation is about q·√(e^{1/ρ²} − 1); a grid h adds h²/6 to its square per round.
+    """
+    widest = _widest(ratio)
+    deviation = rate * math.sqrt(math.expm1(min(ratio**-2, 50.0)))
+    return max(min(INTERVAL, deviation / 10), widest / MOST_POINTS, _coarse(widest))
+
+
+def _widest(ratio: float) -> float:
+    """The largest loss of a Gaussian release, up to twelve standard deviations."""
+    return 0.5 / ratio**2 + 12 / ratio
+
+
+def _coarse(widest: float) -> float:
+    """A coarser interval for losses too large for a grid of INTERVAL."""
+    return widest / POINTS if widest / POINTS > INTERVAL else 0.0
+
+
+def subsampled(event: events.ApproximateRelease, rate: float) -> events.ApproximateRelease:
+    """(log(1 + q(e^ε − 1)), qδ).  Balle et al. 2018, Thm. 8 and 9."""
+    amplified = math.log1p(rate * math.expm1(min(event.epsilon, 700.0)))
+    return events.ApproximateRelease(min(amplified, event.epsilon), rate * event.delta)
+
+
+def _gaussian_without_replacement(ratio: float, rate: float, least: float = 0.0) -> Any:
+    """The symmetric loss that dominates both directions of a replaced unit.
+
+    Its hockey-stick curve is the larger of those of ((1−q)Q + qP, Q) and (P, (1−q)P + qQ):
+    Zhu et al. 2022, Thm. 11 (subset sampling). The library's connect-the-dots discretizes it.
+    """
+    from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    kinds = privacy_loss_mechanism.AdjacencyType
+    bounds = [
+        privacy_loss_mechanism.GaussianPrivacyLoss(
+            ratio, sampling_prob=rate, adjacency_type=kind
+        ).connect_dots_bounds()
+        for kind in (kinds.ADD, kinds.REMOVE)
+    ]
+    interval = max(_interval(ratio, rate), least)
+    low = math.floor(min(bound.epsilon_lower for bound in bounds) / interval)
+    high = math.ceil(max(bound.epsilon_upper for bound in bounds) / interval)
+    curve = without_replacement_curve(ratio, rate, np.arange(low, high + 1) * interval)
+    # Rounding may break monotonicity by an ulp; running maxima from above keep an upper bound.
+    curve = np.maximum.accumulate(curve[::-1])[::-1]
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, curve)
+    return pld.PrivacyLossDistribution(pmf)
+
+
+def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of one round at each ε, positive or negative.
+
+    q·H_{1+(e^ε−1)/q}(P‖Q) for ε ≥ 0, and e^ε·δ(−ε) + 1 − e^ε below.
+
+    >>> float(without_replacement_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
+    0.038292
+    """
+    from scipy.special import log_ndtr, ndtr
+
+    size, mu = np.abs(epsilons), 1 / ratio
+    small = np.minimum(size, 1.0)
+    large = size - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(size, 1.0)))
+    inner = np.where(size <= 1, np.log1p(np.expm1(small) / rate), large)
+    lost = np.exp(inner + log_ndtr(-mu / 2 - inner / mu))
+    above = rate * np.maximum(ndtr(mu / 2 - inner / mu) - lost, 0.0)
+    below = np.exp(-size) * above - np.expm1(-size)
+    return np.asarray(np.where(epsilons >= 0, above, below))

@@ -1,0 +1,203 @@
+"""Privacy events as frozen values; `accountant` accounts for them.
+
+An event describes one pair of neighbours under one adjacency, so it already contains the
+sensitivity. Events are light: nothing here imports an accountant.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fedveil.accounting.correlation import Column, energy, largest_row
+
+ORDERS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0,
+          3.3, 3.6, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0,
+          18.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0, 48.0, 56.0, 64.0, 80.0, 100.0, 128.0, 192.0,
+          256.0, 512.0, 1024.0)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """A release without any guarantee, and the reason: ε = ∞."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class GaussianRelease:
+    """N(f, σ²I) with σ = ratio · sensitivity, under the event's own adjacency."""
+
+    ratio: float
+
+
+@dataclass(frozen=True)
+class ApproximateRelease:
+    """A release proven to be (ε, δ)-DP; nothing else about it is used."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class RenyiRelease:
+    """D_α(P′‖Q′) ≤ divergences at ORDERS, for distributions P′, Q′ near the release's own P, Q.
+
+    P is within `escape` of P′ and Q = Q′; then both are within `distance` of the actual
+    distributions, in total variation.
+    """
+
+    divergences: tuple[float, ...]
+    escape: float = 0.0
+    distance: float = 0.0
+
+
+@dataclass(frozen=True)
+class PoissonSampled:
+    """The event on a cohort to which each unit belongs independently with probability rate.
+
+    The unit's presence is hidden from the observer. Adjacency: add/remove.
+    """
+
+    rate: float
+    event: GaussianRelease | ApproximateRelease
+
+
+@dataclass(frozen=True)
+class SampledWithoutReplacement:
+    """The event on a uniformly drawn cohort of fixed size. Adjacency: replace-one."""
+
+    cohort: int
+    population: int
+    event: GaussianRelease | ApproximateRelease
+
+
+@dataclass(frozen=True)
+class Dominated:
+    """A release that the event `by` dominates, up to the probabilities `escape` and `distance`.
+
+    With probability `escape` an output of either distribution is impossible under the other, and
+    both are within `distance` of the actual ones, in total variation.
+    """
+
+    by: GaussianRelease | PoissonSampled | SampledWithoutReplacement
+    escape: float = 0.0
+    distance: float = 0.0
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """One round of N(f, σ²(CᵀC)⁻¹) over a run, with σ = ratio · sensitivity of one message.
+
+    The first n rounds together are one Gaussian release, for a unit that takes part at most `most`
+    times, at least `separation` rounds apart. `first` is the round at which a noise stream took
+    over, `lost` the number of rounds that were drawn again, and `drift` how far rounding can move
+    a release, over the sensitivity.
+    """
+
+    ratio: float
+    column: Column
+    separation: int = 1
+    most: int | None = None
+    drift: float = 0.0
+    first: int = 0
+    lost: int = 0
+
+    def whole(self, rounds: int) -> GaussianRelease:
+        """The release of this many rounds: ‖Σ_j C[:, jb]‖₂ of the leading submatrix.
+
+        A lost round is a release of its own, which one unit moves by at most a row of C.
+        """
+        limits = self.separation, self.most
+        lost = min(self.lost, rounds)
+        kept = self.first + rounds - lost
+        squares = energy(self.column, kept, *limits, self.first) if rounds > lost else 0.0
+        if lost:
+            squares += lost * largest_row(self.column, self.first + rounds, *limits) ** 2
+        return GaussianRelease(self.ratio / (math.sqrt(squares) + self.drift * math.sqrt(rounds)))
+
+
+@dataclass(frozen=True)
+class CyclicSampled:
+    """A correlated release whose units take turns, each in its turn with probability rate.
+
+    A unit's turns are `separation` rounds apart, and C has at most as many bands. The unit's
+    presence is hidden from the observer. After lost rounds, sampling does not count.
+    """
+
+    rate: float
+    event: Correlated
+
+    def whole(self, rounds: int) -> Composed:
+        """⌈rounds/separation⌉ sampled Gaussian releases.  Choquette-Choo et al. 2023, Thm. 4."""
+        if self.event.first or self.event.lost:
+            return Composed(self.event.whole(rounds), 1)
+        cycle = self.event.whole(self.event.separation)
+        turns = -(-rounds // self.event.separation)
+        return Composed(PoissonSampled(self.rate, cycle), turns)
+
+
+@dataclass(frozen=True)
+class Proven:
+    """One release with several proofs; the best one over all rounds counts."""
+
+    ways: tuple[Round, ...]
+
+
+@dataclass(frozen=True)
+class InSilos:
+    """One round in which every silo makes `times` releases of its own records.
+
+    A record is in one silo, so the largest loss of a silo counts.
+    """
+
+    silos: tuple[Round, ...]  # one release of each silo, or of one if all are alike
+    times: int
+
+
+Release = (
+    NonPrivate
+    | GaussianRelease
+    | ApproximateRelease
+    | RenyiRelease
+    | Dominated
+    | Proven
+    | Correlated
+    | InSilos
+)
+Round = Release | PoissonSampled | SampledWithoutReplacement | CyclicSampled
+
+
+@dataclass(frozen=True)
+class Composed:
+    """The same event, `count` times; each round may depend on the earlier ones.
+
+    `first` is another release before them, on which all rounds may depend.
+    """
+
+    event: Round
+    count: int
+    first: Dominated | None = None
+
+
+@dataclass(frozen=True)
+class ParticipationMixture:
+    """In each of `rounds` rounds the release with probability `rate`, otherwise nothing.
+
+    The coins are observed but do not depend on anyone's data; at most `most` of them come up.
+    """
+
+    event: Round
+    rate: float
+    rounds: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Either:
+    """One run with several proofs: the best one counts."""
+
+    ways: tuple[Composed, ...]
+
+
+Spent = Composed | ParticipationMixture | Either

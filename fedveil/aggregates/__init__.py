@@ -1,0 +1,1 @@
+"""Statistics of private columns with noise: sums, histograms, quantiles, frequent values."""

@@ -1,0 +1,163 @@
+"""Tables as polars frames: from CSV and Parquet files, and from pandas, polars and Arrow tables."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedveil.data.cells import days_of, words_of
+from fedveil.errors import UserError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+MAX_COLUMNS = 10_000
+MAX_UNPACKED = 2**31  # bytes of a compressed CSV: more could be any amount
+PARQUET = (".parquet", ".pq")
+TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+TABLES = (*TEXT, ".parquet")
+GZIP = b"\x1f\x8b"
+PACKED = (b"\x28\xb5", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # zstd, zlib
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file has the name of a table.
+
+    >>> is_table(Path("ehr.csv.gz")), is_table(Path("digits.zip"))
+    (True, False)
+    """
+    return path.name.lower().endswith((*TABLES, *PARQUET))
+
+
+def named_frame(source: Any) -> tuple[str, pl.DataFrame]:
+    """The name and the rows of a file, or of a polars, pandas or Arrow table, or of columns."""
+    if isinstance(source, str | Path):
+        path = Path(source)
+        return path.name.removesuffix(".gz"), read_frame(path)
+    return "table", _not_empty(as_frame(source), "The table")
+
+
+def as_frame(source: Any) -> pl.DataFrame:
+    """A polars frame of a polars, pandas or Arrow table, or of a dictionary of columns."""
+    import polars as pl
+
+    if isinstance(source, pl.DataFrame):
+        return source
+    if isinstance(source, pl.LazyFrame):
+        return source.collect()
+    try:
+        if isinstance(source, Mapping):
+            return pl.DataFrame({str(k): list(v) for k, v in source.items()}, strict=False)
+        if hasattr(source, "columns") and hasattr(source, "dtypes"):  # pandas, without pyarrow
+            plain = {str(name): _cells(source[name]) for name in source.columns}
+            return pl.DataFrame(plain, strict=False, nan_to_null=True)
+        if hasattr(source, "__arrow_c_stream__"):
+            return pl.DataFrame(source)
+    except Exception as error:  # other libraries raise many kinds
+        raise UserError(f"The table could not be converted ({_brief(error)}).") from None
+    raise UserError(
+        f"A {type(source).__name__} is not a table. Give the path of a CSV or Parquet file, or a "
+        "polars, pandas or Arrow table."
+    )
+
+
+def _cells(column: Any) -> list[Any]:
+    """The cells of a pandas column. Its missing values, such as pandas.NA, are None."""
+    empty = column.isna().tolist()
+    return [None if gone else cell for cell, gone in zip(column.tolist(), empty, strict=True)]
+
+
+def read_frame(path: Path | str, inferred: bool = False) -> pl.DataFrame:
+    """The rows of a .csv, .tsv, .csv.gz or .parquet file.
+
+    A CSV's cells are text. With inferred types, a column of numbers becomes numeric and a column of
+    dates becomes dates: one cell can then change the encoding of all others in its column.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"No such file: '{path}'. Give the path of a CSV or Parquet file.")
+    try:
+        frame = _read(path)
+    except Exception as error:  # polars raises many kinds for broken bytes
+        raise UserError(
+            f"'{path}' is not a readable CSV or Parquet file ({_brief(error)})."
+        ) from None
+    _not_empty(frame, f"'{path}'")
+    return with_types(frame) if inferred else frame
+
+
+def with_types(frame: pl.DataFrame) -> pl.DataFrame:
+    """Text columns as numbers, truth values or dates where every cell is one."""
+    return frame.with_columns([_typed(column) for column in frame.get_columns()])
+
+
+def _brief(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
+
+
+def _not_empty(frame: pl.DataFrame, what: str) -> pl.DataFrame:
+    if frame.height == 0:
+        raise UserError(f"{what} has no rows. Give a table with data.")
+    return frame
+
+
+def _read(path: Path) -> pl.DataFrame:
+    import polars as pl
+
+    if path.suffix.lower() in PARQUET:
+        return pl.read_parquet(path)
+    source = _unpacked(path)
+    header = _header(path, source)
+    separator = max(",;\t|", key=header.count)
+    if header.count(separator) >= MAX_COLUMNS:
+        raise ValueError(f"its first line has more than {MAX_COLUMNS:,} columns")
+    return pl.read_csv(path if source is None else source, separator=separator, infer_schema=False)
+
+
+def _unpacked(path: Path) -> bytes | None:
+    """The content of a gzipped file of bounded size; None if it is not compressed."""
+    with path.open("rb") as file:
+        first = file.read(2)
+    if first in PACKED:
+        raise ValueError("it is compressed; decompress it first")
+    if first != GZIP:
+        return None
+    with gzip.open(path) as packed:
+        content = packed.read(MAX_UNPACKED + 1)
+    if len(content) > MAX_UNPACKED:
+        raise ValueError(f"it unpacks to more than {MAX_UNPACKED:,} bytes; decompress it first")
+    return content
+
+
+def _header(path: Path, content: bytes | None) -> str:
+    """The first line of text."""
+    if content is not None:
+        return content.partition(b"\n")[0].decode("utf-8", "replace")
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return lines.readline()
+
+
+def _typed(column: pl.Series) -> pl.Series:
+    """Text without surrounding blanks, as numbers, truth values or dates where every cell is."""
+    import polars as pl
+
+    if column.dtype != pl.String:
+        return column
+    words = words_of(column)
+    for kind in (pl.Int64, pl.Float64):
+        numbers = words.cast(kind, strict=False)
+        if numbers.null_count() == words.null_count() < len(words):
+            return numbers
+    for found in (_truth(words), days_of(words).cast(pl.Int32).cast(pl.Date)):
+        if found.null_count() == words.null_count() < len(words):
+            return found
+    return words
+
+
+def _truth(words: pl.Series) -> pl.Series:
+    import polars as pl
+
+    known = {"true": True, "false": False}
+    return words.str.to_lowercase().replace_strict(known, default=None, return_dtype=pl.Boolean)

@@ -1,0 +1,1 @@
+"""A run whose messages come from elsewhere: the server's side of a round."""

@@ -1,0 +1,1 @@
+"""Secure aggregation: the server learns the sum of messages and nothing else (docs/secagg.md)."""

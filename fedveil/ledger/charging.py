@@ -1,0 +1,423 @@
+"""Charge training runs to the ledger: which runs are recorded, and what they are charged."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import events
+from fedveil.accounting.rounding import rounded_up, short
+from fedveil.data.federated import Federated
+from fedveil.data.sketch import ALIKE, overlap
+from fedveil.errors import UserError
+from fedveil.ledger.anchor import Anchor
+from fedveil.ledger.chain import Chain
+from fedveil.ledger.ledger import (
+    ENVIRONMENT,
+    PEOPLE,
+    VIEWS,
+    Account,
+    Facts,
+    Granted,
+    Ledger,
+    ledger_path,
+    open_ledger,
+)
+from fedveil.ledger.session import BudgetError, Session
+from fedveil.loop import State
+from fedveil.parts.part import foreign
+from fedveil.privacy.calibrate import Budget
+from fedveil.privacy.composition import Way, plan, ways
+from fedveil.privacy.guarantee import Rounds, units
+from fedveil.privacy.statement import RECORDED, UNRECORDED
+from fedveil.random.streams import Key, SecretKey, run_key
+from fedveil.recipe import Recipe
+
+Trace = Mapping[str, Any]  # what a run's directory stores about the ledger
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Terms:
+    """What a run is charged for: fixed before its first round."""
+
+    recipe: Recipe  # with calibrated noise
+    data: Federated
+    fingerprint: str  # of the data
+    dim: int  # of the model
+    rounds: int
+    delta: float
+    budget: Budget | None  # the run's own
+    identity: str  # of everything that must stay the same when the run is resumed
+    account_name: str | None = None  # None: the account of the data
+    key: Key  # of the run's random streams
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Dimension and population, the inputs of an event."""
+        return self.dim, self.data.clients
+
+    @property
+    def account(self) -> Account:
+        """The account that the run is charged to."""
+        if self.account_name or self.data.source:
+            return Account.of(self.data, self.account_name, self.recipe.unit)
+        return Account(self.fingerprint, self.recipe.unit)  # hashed once
+
+    @property
+    def secret(self) -> bool:
+        """Whether the key is secret, so that nobody can draw the run's noise again."""
+        return isinstance(self.key, SecretKey)
+
+
+@dataclass(eq=False)
+class Enrolment:
+    """The enrolment of a run in the ledger: its terms, and a session if the run is recorded.
+
+    `head` is the ledger's newest entry when it was last read without a budget for these data.
+    """
+
+    terms: Terms
+    ledger: Path
+    head: bytes
+    session: Session | None
+
+
+def enrol(
+    terms: Terms,
+    state: State,
+    path: Path | None = None,
+    saved: bool = False,
+    trace: Trace | None = None,
+) -> Enrolment:
+    """Enrol a run in the ledger, if it must be recorded and may continue from a state.
+
+    A private run that is saved is recorded. On data with a budget, every run is recorded, or it is
+    refused.
+    """
+    if saved and trace is None and state.round and terms.secret:
+        raise UserError(
+            "This run's ledger.json is missing, which records how much of its secret noise was "
+            "drawn. Restore it, or start a new run."
+        )
+    where = _where(path, trace)
+    head = Anchor(where).raw()  # read before the ledger, so that later entries are noticed
+    return Enrolment(terms, where, head, _session(terms, state, where, saved, trace))
+
+
+def _session(
+    terms: Terms, state: State, where: Path, saved: bool, trace: Trace | None
+) -> Session | None:
+    """The run's session with the ledger; None if the run is not recorded."""
+    recorded = saved and terms.recipe.private
+    if not recorded and not Chain.exists(where):
+        return None
+    ledger = open_ledger(where)
+    try:
+        if trace is not None:
+            ledger.check_trace(trace)
+        refuse_shared_clients(ledger, terms.account, terms.data)
+        refuse_other_split(ledger, terms.account, terms.data)
+        if not recorded and not ledger.limits(terms.account):
+            ledger.close()
+            return None
+        run = secrets.token_hex(16) if trace is None else str(trace["run"])
+        # Unrecorded rounds without noise are not entered: they would exceed every later budget.
+        completed = state.round if terms.recipe.private else 0
+        contents = functools.cache(terms.data.contents)
+        facts = named(facts_of(terms, state.round), terms, ledger)
+        session = Session(ledger, facts, run, completed, contents)
+    except BaseException:
+        ledger.close()
+        raise
+    try:
+        _check_start(terms, state, session)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+@dataclass(frozen=True)
+class Charge:
+    """The recipe and the rounds that a statement accounts for."""
+
+    recipe: Recipe
+    course: Rounds
+    drawn: int  # rounds so far, including lost ones
+
+    @property
+    def rounds(self) -> int:
+        """Planned and redrawn rounds: fixed before the run ends."""
+        return self.course.planned + self.course.redrawn
+
+
+def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
+    """What the statement of a run accounts for after this many completed rounds.
+
+    All planned rounds count, since when a run ends may depend on what it has released. Rounds that
+    were drawn and lost in a crash count as well, and are added to a cap.
+    """
+    lost, drawn = (0, 0) if session is None else (session.redrawn, session.rounds)
+    drawn = max(drawn, completed)
+    limited = bool(lost) and _limited(terms, terms.rounds + lost, drawn, lost)
+    course = Rounds(terms.rounds, completed, lost, limited)
+    return Charge(redrawn(terms.recipe, lost), course, drawn)
+
+
+def redrawn(recipe: Recipe, rounds: int) -> Recipe:
+    """The recipe after this many redrawn rounds, which its cap, if any, does not limit."""
+    cohort, noise = recipe.cohort.redrawn(rounds), recipe.noise.redrawn(rounds)
+    same = cohort == recipe.cohort and noise == recipe.noise
+    return recipe if same else replace(recipe, cohort=cohort, noise=noise)
+
+
+def recorded(enrolment: Enrolment | None) -> str | None:
+    """Where the run is recorded, for its statement; None before its enrolment."""
+    if enrolment is None:
+        return None
+    session = enrolment.session
+    if session is None:
+        return UNRECORDED
+    kept = [
+        f"ε = {short(limit.budget.epsilon)}, δ = {short(limit.budget.delta)} (view {limit.view}"
+        f"{f', silo {limit.account.silo}' * bool(limit.account.silo)})"
+        for limit in session.limits
+    ]
+    if not kept:
+        return f"{RECORDED}."
+    return f"{RECORDED}. It counts against the budget {' and '.join(kept)}."
+
+
+def reserve(enrolment: Enrolment, terms: Terms, round: int) -> None:
+    """Charge a round to the budgets of the run and of its data, or refuse it."""
+    if enrolment.terms is not terms:
+        raise UserError(
+            "The recipe, data, model, rounds or key of this training were replaced after its "
+            "enrolment, so the ledger would charge another run. Prepare a new training."
+        )
+    if enrolment.session is None:
+        _refuse_on_new_budget(enrolment, round)
+        return
+    _keep_own_budget(terms, enrolment.session, round)
+    enrolment.session.reserve(round)
+
+
+def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> None:
+    """Refuse computations on data with a budget that no ledger would record."""
+    where = ledger_path(ledger)
+    if not Chain.exists(where):
+        return
+    with contextlib.closing(open_ledger(where)) as books:
+        related = books.related_budget(data.contents)
+        refuse_shared_clients(books, Account.of(data), data)
+    if related is not None:
+        raise UserError(
+            f"A budget is set for these data ('{related.data}'), and {what} would not be charged "
+            f"to it. Use other data, or remove the budget: `{related.lift_command}`."
+        )
+
+
+def check(enrolment: Enrolment, round: int, state: State) -> str:
+    """The digest of what a round will publish; a repeated round must be equal."""
+    if enrolment.session is None:
+        return ""
+    released = digest(state)
+    enrolment.session.check(round, released)
+    return released
+
+
+def commit(enrolment: Enrolment, round: int, released: str) -> None:
+    """Record that a round was published."""
+    if enrolment.session is not None:
+        enrolment.session.commit(round, released)
+
+
+def digest(state: State) -> str:
+    """A hash of what a round has released."""
+    found = hashlib.blake2b(state.x.numpy().tobytes(), digest_size=16)
+    for _, released in sorted(state.parts["bound"].items()):  # what it keeps of the data is noisy
+        found.update(released.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _where(path: Path | None, trace: Trace | None) -> Path:
+    if path is None and trace is not None and ENVIRONMENT not in os.environ:
+        path = Path(trace["path"])
+    where = ledger_path(path)
+    if trace is not None and not Chain.exists(where):
+        raise UserError(
+            f"This run is recorded in the ledger that was at {trace['path']}, but {where} does not "
+            "exist. Restore the ledger, or name it with --ledger."
+        )
+    return where
+
+
+def named(facts: Facts, terms: Terms, ledger: Ledger) -> Facts:
+    """The facts with the run's clients or silos, as hashes of this ledger."""
+    silos = ledger.silos(terms.data, terms.account) if terms.recipe.by_record else None
+    return replace(facts, people=ledger.people(terms.data), silos=silos)
+
+
+def facts_of(terms: Terms, round: int = 0) -> Facts:
+    """The run as the ledger records it, from a round on if its key is new there."""
+    if terms.secret:
+        stream = f"secret {secrets.token_hex(16)}"  # a random name for a secret key
+    else:
+        stream = f"seeded {run_key('ledger', terms.identity)}"
+    origin, first = terms.data.origin, round if terms.secret else 0
+    plans = {view: plan(terms.recipe, *terms.size, view, origin) for view in VIEWS}
+    return Facts(
+        account=terms.account,
+        data=terms.data.name,
+        population=units(terms.recipe, terms.data),
+        recipe=terms.recipe.name,
+        stream=stream,
+        rounds=terms.rounds,
+        delta=terms.delta,
+        plans={view: plans[view].resumed(first) for view in VIEWS},
+    )
+
+
+def refuse_other_split(
+    ledger: Ledger,
+    account: Account,
+    data: Federated,
+    contents: Callable[[], str] | None = None,
+) -> None:
+    """Refuse data without a budget whose examples have one in another unit or split."""
+    if ledger.limits(account):
+        return
+    related = ledger.related_budget(contents or data.contents)
+    if related is not None:
+        raise UserError(
+            f"A budget is set for these examples ('{related.data}'), but for another unit or split "
+            "over clients. Train on that unit and split, set a budget for this one too (`fedveil "
+            "budget set` with its settings file), or remove that budget: "
+            f"`{related.lift_command}`."
+        )
+
+
+def refuse_shared_clients(ledger: Ledger, account: Account, data: Federated) -> None:
+    """Refuse data whose account has no budget, but whose clients have one in another account.
+
+    Another export of a table (fewer rows, fewer columns) is other data, but the same people. A
+    second account for them needs a budget of its own.
+    """
+    if ledger.limits(account):
+        return
+    people = ledger.people(data)
+    for other, views in ledger.granted.items():
+        if other.unit != account.unit or not views:
+            continue
+        if shared := _shared(people, ledger, other, data):
+            raise UserError(_to_one_account(shared, account, other, next(iter(views.values()))))
+
+
+def _to_one_account(shared: float, account: Account, other: Account, granted: Granted) -> str:
+    """How to charge data to the account that their clients have."""
+    known = f"{other.name} ('{granted.data}')" if other.name else f"'{granted.data}' ({other})"
+    join = (
+        f"Charge the run to it: --account {other.name}"
+        if other.name
+        else "Charge both to one account: name it with --account, here and in `fedveil budget set`"
+    )
+    second = f" {account.name}" if account.name else ""
+    return (
+        f"About {shared:.0%} of these data are about clients of {known}, which has a budget. "
+        f"{join}. To give these people a second account{second} on purpose, set its budget first. "
+        "If they are other people with the same ids, change the ids."
+    )
+
+
+def _shared(people: tuple[str, ...], ledger: Ledger, other: Account, data: Federated) -> float:
+    """The share of clients that both have; of rows, for budgets before version 0.3."""
+    granted = list(ledger.granted[other].values())
+    runs = [tuple(stream.body.get("people", ())) for stream in ledger.of(other)]
+    known = [one for one in (*(each.people for each in granted), *runs) if one]
+    if known and people:
+        return max(overlap(people, one, PEOPLE) for one in known)
+    if known or not data.source:
+        return 0.0
+    rows = max(overlap(data.resemblance(), each.sketch) for each in granted)
+    return rows if rows >= ALIKE else 0.0
+
+
+def _refuse_on_new_budget(enrolment: Enrolment, round: int) -> None:
+    """End an unrecorded run if a budget is set for its examples, in any split."""
+    terms, head = enrolment.terms, Anchor(enrolment.ledger).raw()
+    if head == enrolment.head or not Chain.exists(enrolment.ledger):
+        return
+    with contextlib.closing(Ledger(enrolment.ledger)) as ledger:
+        account, contents = terms.account, terms.data.contents
+        budgeted = bool(ledger.limits(account)) or ledger.related_budget(contents) is not None
+    if budgeted:
+        raise BudgetError(
+            f"Round {round + 1} was not run: a budget was set for '{terms.data.name}', but this "
+            "run is not recorded. Start a new private run, which is then recorded."
+        )
+    enrolment.head = head
+
+
+def _check_start(terms: Terms, state: State, session: Session) -> None:
+    """Refuse a run without room for its next round, and a state that was not released."""
+    if state.round:
+        session.check(state.round - 1, digest(state))
+    if state.round < terms.rounds:
+        session.require(state.round)
+
+
+def _keep_own_budget(terms: Terms, session: Session, round: int) -> None:
+    """Refuse a round beyond the run's own ε, if rounds were lost and drawn again.
+
+    This is a filter: how many rounds it allows was fixed before the first one, by one proof. So it
+    holds whatever the crashes depended on.
+    """
+    if terms.budget is None or not session.redrawn:
+        return
+    needed = _own_epsilon(terms, max(session.rounds, round) + 1, session.redrawn)
+    if needed > terms.budget.epsilon:
+        raise BudgetError(
+            f"Round {round + 1} of {terms.recipe.name} was not run: {session.redrawn} rounds were "
+            "lost in a crash and drawn again, so the round would bring the run to epsilon = "
+            f"{rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
+        )
+
+
+def _limited(terms: Terms, rounds: int, drawn: int, lost: int) -> bool:
+    """Whether the run is within its own ε so far, and that ε ends it before all rounds."""
+    if terms.budget is None:
+        return False
+    spent, all_of_it = (_own_epsilon(terms, count, lost) for count in (drawn, rounds))
+    # Lost rounds of correlated noise are counted as if lost one by one, which they were not.
+    within = spent <= terms.budget.epsilon or terms.recipe.noise.correlated
+    return within and terms.budget.epsilon < all_of_it
+
+
+def _own_epsilon(terms: Terms, rounds: int, lost: int) -> float:
+    """ε in the run's own view, by the proof that is best for the planned rounds.
+
+    Taking the better of two proofs for the rounds that were run would not be a filter: the run
+    could end by either, and each uses all of δ.
+    """
+    recipe = terms.recipe
+    if foreign(recipe.cohort):
+        proofs = ways(redrawn(recipe, lost), *terms.size, recipe.view)
+    else:
+        proofs = ways(recipe, *terms.size, recipe.view)
+
+    def epsilon(proof: Way, count: int) -> float:
+        return accounting.epsilon(proof.spent(count), terms.delta)
+
+    best = min(proofs, key=lambda proof: epsilon(proof, terms.rounds))
+    if lost and isinstance(best.event, events.CyclicSampled):
+        return math.inf  # without sampling it would be another proof
+    return epsilon(best.redrawn(lost), rounds)

@@ -1,0 +1,1 @@
+"""Sources of randomness: keyed streams, and exact samplers that draw from them."""

@@ -1,0 +1,1 @@
+"""Convert parts, recipes and settings to plain values and back, and import users' classes."""

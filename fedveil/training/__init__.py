@@ -1,0 +1,1 @@
+"""A run in progress: its spec, its state, checkpoints, evaluation and result."""

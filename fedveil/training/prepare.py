@@ -1,0 +1,353 @@
+"""prepare: check the arguments, calibrate the noise, and build a training at round 0."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.accounting.accountant import check_delta
+from fedveil.accounting.rounding import short
+from fedveil.data.columns import span
+from fedveil.data.federated import Federated
+from fedveil.data.origin import Origin
+from fedveil.engines.choose import EngineChoice, choose
+from fedveil.engines.devices import PlacedEngine, device_of, refuse_float64
+from fedveil.engines.isolation import made_up, refuse_memory
+from fedveil.engines.loop import LoopEngine
+from fedveil.engines.processes import ALONE, Team
+from fedveil.engines.task import Task
+from fedveil.engines.where import explained
+from fedveil.errors import UserError, unknown
+from fedveil.ledger import charging
+from fedveil.loop import begin
+from fedveil.models.catalog import build
+from fedveil.models.check import refuse_unfit
+from fedveil.models.loss import Loss
+from fedveil.models.losses import LOSSES, Function, Own, as_loss, target_of
+from fedveil.parts.local import Local
+from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
+from fedveil.privacy.guarantee import units
+from fedveil.privacy.secure import secured
+from fedveil.privacy.statement import Setting
+from fedveil.random.streams import SecretKey, run_key, torch_generator
+from fedveil.recipe import Recipe
+from fedveil.serialization.codec import identified
+from fedveil.training.metrics import Chosen, Metric, Score, chosen
+from fedveil.training.private_evaluation import identity as evaluated_on
+from fedveil.training.private_evaluation import planned_evaluation, released
+from fedveil.training.probe import probed
+from fedveil.training.run import Source, Training, local_work
+from fedveil.training.spec import RunSpec
+from fedveil.training.state import RunState
+
+EVALUATIONS = 20  # the default number of evaluations per run, at most
+
+
+def prepare(
+    recipe: Recipe,
+    data: Federated,
+    model: str | nn.Module = "softmax",
+    rounds: int = 100,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    seed: int = 0,
+    engine: str = "auto",
+    evaluate_every: int | None = None,
+    start: Tensor | None = None,
+    noise: Literal["seeded", "secure"] = "seeded",
+    per_round: bool = False,
+    team: Team = ALONE,
+    diagnostics: bool | None = None,
+    ledger: Path | None = None,
+    checkpoint_every: int | None = None,
+    named: Mapping[str, Any] | None = None,
+    account: str | None = None,
+    source: Source | None = None,
+    loss: str | Loss | Function | None = None,
+    metric: str | Metric | None = None,
+    metrics: Mapping[str, Score] | Iterable[Metric] | None = None,
+    setting: Setting = (),
+    device: str = "auto",
+    private_evaluation: float | None = None,
+    patience: int | None = None,
+) -> Training:
+    """Check the arguments, calibrate the noise to (ε, δ) if given, and build a training.
+
+    With per_round the budget applies to a single round, and the cost of all rounds is reported.
+    By default, diagnostics are recorded unless noise is secure. They are private data
+    (docs/diagnosis.md). A recipe that probes norms without noise is refused if the ledger has a
+    budget for the data. `named` are the settings that recipe.toml repeats. `account` names the
+    account that is charged. `source` computes rounds instead of the simulation, and `setting` is
+    what the statement says about it. `device` is where clients train; neither the guarantee nor any
+    random draw depends on it. `loss` replaces the loss of the data. `metric` ranks runs, and
+    `metrics` are reported beside the usual ones (docs/metrics.md). `private_evaluation` is the ε of
+    all evaluations by themselves, which then carry noise. `patience` is the number of evaluations
+    without a better result after which the run stops.
+    """
+    place = device_of(device)
+    team.place(place)
+    _check_arguments(recipe, data, rounds, evaluate_every, checkpoint_every)
+    if noise not in ("seeded", "secure"):
+        raise unknown("noise", noise, ("seeded", "secure"))
+    if recipe.unit == "example" and data.unit == "client":
+        data = data.by_example()
+    recipe = with_statistics(recipe, data.origin)
+    recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
+    data, compared = with_loss(data, loss)
+    task = make_task(model, data, seed, compared)
+    scores = _scores(metric, metrics, data)
+    delta = sensible_delta(units(recipe, data)) if delta is None else delta
+    check_delta(delta)
+    budget = None if epsilon is None else Budget(epsilon, delta)
+    every = evaluate_every or math.ceil(rounds / EVALUATIONS)
+    plan = None
+    if private_evaluation is not None:
+        refuse_per_round(per_round)
+        often = math.ceil(rounds / every)
+        plan = planned_evaluation(
+            private_evaluation, delta, recipe, data, task.loss_of_examples, scores, often, patience
+        )
+        recipe = replace(recipe, evaluation=released(private_evaluation, delta, recipe))
+    if patience is not None:
+        _check_patience(patience, recipe, data, plan is not None)
+    x = task.flatten() if start is None else start.clone()
+    data = replace(data, notes=(*data.notes, *_warnings(recipe, data, delta, budget, named)))
+    refuse_float64(task, place)
+    on_cpu, task = task, task.to(place)
+    work, local, people = local_work(recipe, data)
+    choice = choose_engine(engine, task, work, local, people, rounds)
+    if recipe.bound.awaits_probe:
+        charging.refuse_on_budget(data, "probing norms without noise", ledger)
+        recipe = probed(recipe, x, data, choice.engine, rounds, seed, team)
+    if noise == "secure":
+        recipe = secured(recipe)
+    recipe = recipe.planned(rounds, data.clients)
+    recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
+    # On the CPU, so that keys are equal on all devices.
+    model_facts = on_cpu.fingerprint(x, made_up(data, 1).inputs[0]) + _own_loss(on_cpu, x, data)
+    fingerprint = data.fingerprint()
+    facts = () if plan is None else evaluated_on(plan, data)
+    identity = run_key(
+        seed, identified(recipe), rounds, model_facts, fingerprint, noise, delta, *facts
+    )
+    team.require_same(identity)
+    spec = RunSpec(
+        recipe=recipe,
+        data=data,
+        fingerprint=fingerprint,
+        dim=task.dim,
+        rounds=rounds,
+        delta=delta,
+        budget=None if per_round else budget,
+        identity=identity,
+        key=SecretKey.agreed(team.secret) if noise == "secure" else identity,
+        task=task,
+        model=model if isinstance(model, str) else None,
+        seed=seed,
+        engine=engine,
+        device=device,
+        evaluate_every=every,
+        evaluation=plan,
+        patience=patience,
+        checkpoint_every=checkpoint_every or 0,
+        diagnostics=noise != "secure" if diagnostics is None else diagnostics,
+        named=named or {},
+        metrics=scores,
+        account_name=account,
+        setting=setting,
+    )
+    state = RunState(begin(recipe, x, data, rounds, spec.key))
+    return Training(spec, state, choice.engine, choice.reason, team, ledger, source)
+
+
+def _check_patience(patience: int, recipe: Recipe, data: Federated, noisy: bool) -> None:
+    """Refuse a stop that would show protected test examples without noise."""
+    if not isinstance(patience, int) or patience < 1:
+        raise UserError(f"patience is {patience}. Give a number of evaluations, at least 1.")
+    if not len(data.test):
+        raise UserError(f"'{data.name}' has no test examples to stop by. Remove patience.")
+    if recipe.private and data.tested_on_clients and data.unit == "client" and not noisy:
+        raise UserError(
+            f"The test examples of '{data.name}' may belong to its clients, so the round at which "
+            "the run stops would show them without noise. Give private_evaluation, or remove "
+            "patience."
+        )
+
+
+def refuse_per_round(per_round: bool) -> None:
+    """Refuse evaluations, which belong to the whole run, beside a budget of one round."""
+    if per_round:
+        raise UserError(
+            "A private evaluation is charged to the whole run, but per_round gives epsilon to one "
+            "round. Remove one of them."
+        )
+
+
+def with_statistics(recipe: Recipe, origin: Origin) -> Recipe:
+    """The recipe with the statistics that were released about the data, which its ε covers."""
+    if origin.statistics is not None and recipe.view != "models":
+        raise UserError(
+            f"Statistics of these data were computed by a trusted server, but view '{recipe.view}' "
+            "does not trust it. Declare public ranges, categories and classes, without statistics."
+        )
+    known = origin.statistics
+    if known is not None and recipe.unit == "record":  # its change replaces a client
+        known = known.of_examples()
+    return replace(recipe, statistics=known, evaluation=None)
+
+
+def _check_arguments(
+    recipe: Recipe,
+    data: Federated,
+    rounds: int,
+    evaluate_every: int | None,
+    checkpoint_every: int | None,
+) -> None:
+    if isinstance(recipe, Recipe) and type(recipe) is not Recipe:
+        raise UserError(
+            f"recipe is of class {type(recipe).__name__}, which could override the accounting. "
+            "Give a Recipe itself, such as algorithms.fedavg()."
+        )
+    if not isinstance(recipe, Recipe):
+        raise UserError(f"recipe is {recipe!r}. Give a Recipe, such as algorithms.fedavg().")
+    if not isinstance(data, Federated):
+        raise UserError(
+            f"data is a {type(data).__name__}, which is not split over clients. Give a Federated, "
+            "such as load('digits').split(Iid(100))."
+        )
+    if recipe.unit == "client" or recipe.by_record:
+        data.refuse_by_example(recipe.name)
+    if recipe.by_record:
+        data.origin.by_example()  # refuses copies of one record in several silos
+    if not isinstance(rounds, int) or rounds < 1:
+        raise UserError(f"rounds is {rounds}; it must be a whole number, at least 1.")
+    if evaluate_every is not None and evaluate_every < 1:
+        raise UserError(f"evaluate_every is {evaluate_every}; it must be at least 1 round.")
+    every = checkpoint_every
+    if every is not None and (not isinstance(every, int) or every < 1):
+        raise UserError(f"checkpoint_every is {every}; it must be at least 1 round.")
+
+
+def _warnings(
+    recipe: Recipe,
+    data: Federated,
+    delta: float,
+    budget: Budget | None,
+    named: Mapping[str, Any] | None,
+) -> Iterator[str]:
+    """What the user should know before the first round."""
+    people = units(recipe, data)
+    if recipe.private and delta * people >= 1:
+        yield (
+            f"delta is {short(delta)}, at least 1/{people:,}: it allows the release of a "
+            f"whole {recipe.unit}. Use {short(0.1 / people, 1)} or less."
+        )
+    if budget is not None and recipe.noise.calibrated and "recipe" not in (named or {}):
+        yield (
+            "Both epsilon and the amount of noise are given. The noise is used as it is, and "
+            "epsilon is only a limit. Remove one of them to calibrate the noise."
+        )
+    inputs = data.inputs
+    if isinstance(inputs, Tensor) and inputs.is_floating_point() and len(inputs):
+        broken = ~torch.isfinite(inputs.flatten(1)).all(dim=1)
+        if count := int(broken.sum()):
+            yield (
+                f"{count:,} of {len(inputs):,} examples have inputs that are NaN or infinite. An "
+                "update that is not finite counts as zero. Replace these values."
+            )
+
+
+def with_loss(data: Federated, loss: str | Loss | Function | None) -> tuple[Federated, Loss]:
+    """The data with this loss instead of their own, if it fits their targets."""
+    whole = data.labels.dtype.is_floating_point is False
+    known = as_loss(data.loss if loss is None else loss, "class" if whole else "number")
+    if (known.target == "class") != whole:
+        kind = "classes" if whole else "numbers"
+        fitting = [name for name, one in LOSSES.items() if (one.target == "class") == whole]
+        raise UserError(
+            f"The loss '{known.name}' does not fit '{data.name}', whose targets are {kind}. Use "
+            f"one of {', '.join(fitting)}" + (", or a table with --data target=number." * whole)
+        )
+    known.check(data.classes)
+    if known.target == "label" and loss is not None:
+        _refuse_no_labels(data)
+    return (data if loss is None else replace(data, loss=str(known))), known
+
+
+def _refuse_no_labels(data: Federated) -> None:
+    low, high = span(data.labels)
+    if low < 0 or high > 1:
+        raise UserError(
+            f"'{data.name}' has targets from {low:g} to {high:g}, but the loss 'binary' needs 0 "
+            "and 1. Use mse or huber, or recode the targets."
+        )
+
+
+def make_task(model: str | nn.Module, data: Federated, seed: int, loss: Loss | None = None) -> Task:
+    """The model and its loss, tested on made-up examples."""
+    if isinstance(model, str):
+        module = build(model, data, torch_generator(seed, "model"))
+    else:
+        module = copy.deepcopy(model)  # leaves the caller's module untrained for a second run
+    refuse_unfit(module)
+    task = Task(module, data.loss, data.layout, loss)
+    _check_fit(task, data)
+    return task
+
+
+def _scores(
+    metric: str | Metric | None,
+    metrics: Mapping[str, Score] | Iterable[Metric] | None,
+    data: Federated,
+) -> Chosen:
+    target = target_of(data.loss)
+    sequence = target == "class" and len(data.labels.shape) > 1
+    return chosen(metric, metrics, target, data.classes, sequence)
+
+
+def choose_engine(
+    engine: str, task: Task, data: Federated, local: Local, participants: float, rounds: int = 100
+) -> EngineChoice:
+    """The requested engine, or the fastest one, after testing the module for hidden state."""
+    refuse_memory(task, PlacedEngine.on(LoopEngine(task), task.device), data)
+    choice = choose(engine, task, data, local, participants, rounds=rounds)
+    refuse_memory(task, choice.engine, data)
+    return choice
+
+
+def _own_loss(task: Task, x: Tensor, data: Federated) -> str:
+    """Identifies a user's own loss by its code and its values; empty for a stock loss.
+
+    It is part of the key of the noise, because two different releases must not share noise.
+    """
+    loss = task.loss_of_examples
+    if not isinstance(loss, Own):
+        return ""
+    few = made_up(data, 8, 1.0)
+    with torch.no_grad():
+        values = loss(task.outputs(task.at(x + 0.1), few.inputs[:]), few.labels[:])
+    return f"{loss} {loss.code()} {values.double().tolist()}"
+
+
+def _check_fit(task: Task, data: Federated) -> None:
+    """Test the model on made-up examples, so that a misfit is reported before the first round."""
+    few = made_up(data, 2)
+    try:
+        task.evaluate(task.flatten(), few)
+    except Exception as problem:  # a user's own module may raise anything
+        if isinstance(problem, UserError):
+            raise
+        why = explained(problem)
+        inputs = f"of shape {list(data.inputs.shape[1:])}" if data.layout is None else data.layout
+        raise UserError(
+            f"The model {type(task.module).__name__} does not fit '{data.name}', which has inputs "
+            f"{inputs} and {data.classes} classes: {why}. Use a "
+            "model for these inputs and classes."
+        ) from problem

@@ -1,0 +1,323 @@
+"""When a run ends may depend on what it has released: the ε that holds is that of its plan."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedveil import algorithms
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import events
+from fedveil.commands.progress import spending
+from fedveil.data.federated import Federated
+from fedveil.ledger.ledger import Account, open_ledger
+from fedveil.ledger.session import BudgetError, Session
+from fedveil.ledger.verify import verify
+from fedveil.privacy.calibrate import Budget
+from fedveil.privacy.guarantee import guarantee
+from fedveil.privacy.statement import UNRECORDED
+from fedveil.recipe import Recipe
+from fedveil.runs.listing import listed
+from fedveil.training.prepare import prepare
+from fedveil.training.records import Record
+from fedveil.training.run import Training
+from fedveil.training.start import finish, resume, train
+from tests.conftest import Run
+from tests.system.test_crash import crashed
+
+RECIPE = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
+DELTA = 1e-5
+
+
+# What one who chooses the moment gets
+
+
+def gained_by_stopping(multiplier: float, claims: np.ndarray) -> float:
+    """sup over stopping times T of E_P[(1 − e^{ε_T − L_T})₊], ε_k = claims[k − 1].
+
+    It is the least δ for which "(ε_T, δ) at the round of stopping" holds. L is the privacy loss of
+    Gaussian releases with everyone, a random walk with steps N(μ²/2, μ²), μ = 1/multiplier; the
+    best rule is found backwards, on a grid of a fortieth of a step.
+    """
+    from scipy.signal import fftconvolve
+    from scipy.stats import norm
+
+    mu, rounds = 1 / multiplier, len(claims)
+    step = mu / 40
+    far = mu**2 * rounds / 2 + 9 * mu * math.sqrt(rounds)
+    losses = np.arange(-far, far, step)
+    moves = np.arange(-400, 401) * step
+    chances = np.diff(norm.cdf(np.append(moves, 401 * step) - step / 2, mu**2 / 2, mu))
+    value = np.zeros_like(losses)
+    for claim in claims[::-1]:
+        value = np.maximum(value, np.maximum(-np.expm1(claim - losses), 0.0))
+        padded = np.pad(value, 400, mode="edge")
+        value = fftconvolve(padded, chances[::-1], mode="valid")
+    return float(np.interp(0.0, losses, value))
+
+
+def running(multiplier: float, rounds: int) -> np.ndarray:
+    """ε at DELTA of every number of rounds of a Gaussian with everyone, in closed form."""
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    def delta(epsilon: float, mu: float) -> float:
+        tail = norm.logcdf(-epsilon / mu - mu / 2) + epsilon
+        return float(norm.cdf(-epsilon / mu + mu / 2) - math.exp(tail))
+
+    mus = np.sqrt(np.arange(1, rounds + 1)) / multiplier
+    return np.array([brentq(lambda e, mu=mu: delta(e, mu) - DELTA, 0.0, 60.0) for mu in mus])
+
+
+@pytest.mark.parametrize(("multiplier", "rounds"), [(10.0, 100), (3.3, 200)])
+def test_the_epsilon_so_far_is_no_guarantee_for_one_who_chooses_when_to_stop(
+    multiplier: float, rounds: int
+) -> None:
+    """Nine to sixteen times the printed δ; with the ε of the planned rounds never more than δ."""
+    claims = running(multiplier, rounds)
+    once = events.Composed(events.GaussianRelease(multiplier), rounds)
+    assert claims[-1] == pytest.approx(accounting.epsilon(once, DELTA), rel=2e-3)
+    assert 8 * DELTA < gained_by_stopping(multiplier, claims) < 17 * DELTA
+    planned = np.full(rounds, claims[-1])
+    assert gained_by_stopping(multiplier, planned) == pytest.approx(DELTA, rel=0.02)
+
+
+# What is stated
+
+
+class Impatient:
+    """Presses Ctrl-C after a round that is good enough."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def __call__(self, training: Training, record: Record) -> None:
+        if record.round == self.after:
+            signal.raise_signal(signal.SIGINT)
+
+
+def planned_epsilon(recipe: Recipe, data: Federated, rounds: int) -> float:
+    return guarantee(recipe, 18, data.clients, rounds, DELTA).epsilon
+
+
+def test_a_run_that_is_stopped_by_choice_states_its_planned_rounds(
+    blobs: Federated, tmp_path: Path, run: Run
+) -> None:
+    path = tmp_path / "a"
+    result = train(
+        RECIPE, blobs, rounds=9, delta=DELTA, save=path, watch=Impatient(3), evaluate_every=1
+    )
+    assert len(result.records) == 3
+    planned = planned_epsilon(RECIPE, blobs, 9)
+    assert result.guarantee.epsilon == planned
+    assert "Rounds: 9 planned, 3 run. ε is that of 9 rounds." in result.guarantee.sentence()
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["privacy"]["views"]["models"]["epsilon"] == planned
+    assert summary["privacy"]["course"]["run"] == 3
+    assert "9 planned, 3 run" in (path / "privacy.txt").read_text()
+    assert listed(path).epsilon == planned
+    again = json.loads(run("privacy", str(path), "--json").out)
+    assert again["views"]["models"]["epsilon"] == planned
+    assert again["statement"] == summary["privacy"]["statement"]
+    assert verify(open_ledger(Path(summary_ledger(path)))).problems == []
+
+
+def summary_ledger(path: Path) -> str:
+    return str(json.loads((path / "ledger.json").read_text())["path"])
+
+
+def test_the_figure_so_far_is_marked_as_such(blobs: Federated) -> None:
+    result = train(RECIPE, blobs, rounds=4, delta=DELTA, evaluate_every=1)
+    so_far = [record.epsilon for record in result.records]
+    assert so_far == [planned_epsilon(RECIPE, blobs, k) for k in (1, 2, 3, 4)]
+    assert {record.epsilon_planned for record in result.records} == {so_far[-1]}
+    training = prepare(RECIPE, blobs, rounds=4, delta=DELTA)
+    assert spending(result.records[0], training.spec.allowed).startswith("ε so far ")
+
+
+def test_a_run_that_was_killed_is_listed_with_its_planned_rounds(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.system.test_crash import Crash
+
+    crashed(monkeypatch, Session, "commit", 6)
+    with pytest.raises(Crash):
+        train(RECIPE, blobs, rounds=8, delta=DELTA, save=tmp_path / "a", evaluate_every=2)
+    found = listed(tmp_path / "a")
+    assert (found.state, found.rounds) == ("stopped", 4)
+    assert (found.epsilon, found.untold) == (planned_epsilon(RECIPE, blobs, 8), False)
+
+
+def test_a_summary_that_tells_nothing_of_the_plan_is_not_believed(
+    blobs: Federated, tmp_path: Path, run: Run
+) -> None:
+    """As versions before 0.2 wrote it."""
+    from fedveil.reporting.load import load_run
+
+    path = tmp_path / "a"
+    train(RECIPE, blobs, rounds=9, delta=DELTA, save=path, watch=Impatient(3), evaluate_every=1)
+    file = path / "summary.json"
+    summary = json.loads(file.read_text())
+    del summary["privacy"]["course"]
+    summary["privacy"]["rounds"] = 3
+    summary["privacy"]["views"]["models"]["epsilon"] = planned_epsilon(RECIPE, blobs, 3)
+    file.write_text(json.dumps(summary))
+    assert (listed(path).epsilon, listed(path).untold) == (None, True)
+    assert "not of those planned" in load_run(path).guarantee["sentence"]
+    again = json.loads(run("privacy", str(path), "--json").out)
+    assert again["views"]["models"]["epsilon"] == planned_epsilon(RECIPE, blobs, 9)
+
+
+def test_a_run_that_its_data_s_budget_ends_states_its_planned_rounds(
+    blobs: Federated, ledger: Path, tmp_path: Path
+) -> None:
+    books = open_ledger(ledger)
+    account = Account(blobs.fingerprint(), "client")
+    books.grant(account, "models", Budget(2.0, DELTA), "blobs", "contents")
+    with pytest.raises(BudgetError) as refusal:
+        train(RECIPE, blobs, rounds=40, delta=DELTA, save=tmp_path / "a")
+    result = refusal.value.result
+    assert len(result.records) < 40
+    assert result.guarantee.epsilon == planned_epsilon(RECIPE, blobs, 40) > 2.0
+    told = dict(result.statement.entries())["Ledger"]
+    assert told.startswith("Recorded in the ledger. It counts against the budget ε = 2")
+    books.sync()
+    assert verify(books).problems == []
+    books.close()
+
+
+# Rounds that were lost
+
+
+def lost_rounds(
+    recipe: Recipe, data: Federated, path: Path, patch: pytest.MonkeyPatch, **options: Any
+) -> Training:
+    """A secret run of 8 rounds that crashed in its sixth, and is back at its third."""
+    from tests.system.test_crash import Crash
+
+    options = {"delta": DELTA, "noise": "secure", "rounds": 8, **options}
+    crashed(patch, Session, "commit", 6)
+    with pytest.raises(Crash):
+        train(recipe, data, save=path, checkpoint_every=3, **options)
+    patch.undo()
+    return resume(prepare(recipe, data, **options), path)
+
+
+def test_lost_rounds_come_on_top_of_the_plan_and_of_an_assumption(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = lost_rounds(RECIPE, blobs, tmp_path / "a", monkeypatch)
+    charge = training.charge()
+    assert (charge.rounds, charge.drawn, charge.course.redrawn) == (11, 6, 3)
+    result = finish(training, Impatient(5))
+    assert (len(result.records), result.guarantee.rounds) == (5, 11)
+    assert result.guarantee.epsilon == guarantee(
+        training.recipe, training.task.dim, blobs.clients, 11, DELTA
+    ).epsilon  # fmt: skip
+    told = dict(result.statement.entries())
+    assert "8 planned, 5 run, 3 more lost in a crash and drawn again" in told["Privacy"]
+    assert "The time of the crash did not depend on what the run had released" in told["Assumed"]
+
+
+@pytest.mark.parametrize("cap", [None, 3])
+def test_a_run_s_own_epsilon_limits_it_whatever_its_crashes_depended_on(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap: int | None
+) -> None:
+    recipe = algorithms.dp_fedavg(rate=0.5, steps=1, cap=cap)
+    path = tmp_path / "a"
+    training = lost_rounds(recipe, blobs, path, monkeypatch, epsilon=4.0)
+    with pytest.raises(BudgetError, match="lost in a crash and drawn again") as end:
+        finish(training)
+    said = end.value.result.guarantee
+    assert said.epsilon == 4.0
+    assert said.course.limited
+    assert "ε limits the run, whenever rounds are lost" in said.sentence()
+    assumed = dict(end.value.result.statement.entries())["Assumed"]
+    assert "view models needs no such assumption" in assumed
+    assert training.session is not None
+    books = open_ledger(training.session.ledger.path)
+    assert verify(books).problems == []
+    books.close()
+
+
+def test_one_proof_decides_how_far_a_run_s_own_epsilon_reaches(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever of two is better for what happened would be two filters, each with all of δ."""
+    recipe = algorithms.dp_fedavg(rate=0.9, steps=1, cap=6)
+    training = lost_rounds(recipe, blobs, tmp_path / "a", monkeypatch, epsilon=4.0)
+    size = (training.task.dim, blobs.clients)
+    known = training.recipe.release(*size)
+    sampled = training.recipe.event(*size)
+    by_cap, by_rounds = (
+        accounting.epsilon(events.Composed(event, count), DELTA)
+        for event, count in ((known, 6), (sampled, 8))
+    )
+    assert by_cap < by_rounds  # so the cap is the plan's proof, and lost rounds come on top of it
+    from fedveil.ledger.charging import _own_epsilon
+
+    nine = accounting.epsilon(events.Composed(known, 9), DELTA)
+    assert _own_epsilon(training.spec, 9, 3) == nine
+    assert accounting.epsilon(events.Composed(sampled, 9), DELTA) < nine
+    training.session.close()
+
+
+# Where it is recorded
+
+
+def test_an_unsaved_run_says_that_nobody_recorded_it(blobs: Federated, tmp_path: Path) -> None:
+    unsaved = train(RECIPE, blobs, rounds=2, delta=DELTA)
+    assert dict(unsaved.statement.entries())["Ledger"] == UNRECORDED
+    assert unsaved.summary()["privacy"]["ledger"] == UNRECORDED
+    saved = train(RECIPE, blobs, rounds=2, delta=DELTA, save=tmp_path / "a")
+    told = "Recorded in the ledger."
+    assert dict(saved.statement.entries())["Ledger"] == told
+    assert told in (tmp_path / "a" / "privacy.txt").read_text()
+    assert "Ledger" not in dict(prepare(RECIPE, blobs, rounds=2).statement().entries())
+
+
+# What was read from the data without noise
+
+
+def test_a_budget_refuses_data_whose_encoding_was_read_from_them(
+    blobs: Federated, ledger: Path, tmp_path: Path
+) -> None:
+    """As it refuses a probed clip: one row may move everybody's inputs."""
+    from fedveil.data.origin import Origin
+
+    fitted = replace(blobs, origin=Origin(exclusions=("the means and deviations of age",)))
+    books = open_ledger(ledger)
+    account = Account(fitted.fingerprint(), "client")
+    books.grant(account, "models", Budget(200.0, DELTA), "blobs", "contents")
+    refused = (
+        "no finite epsilon.*since the means and deviations of age were read from these data "
+        "without noise .declare public ranges, categories and classes instead."
+    )
+    with pytest.raises(BudgetError, match=refused):
+        train(RECIPE, fitted, rounds=2, delta=DELTA)
+    books.sync()
+    assert books.of(account) == []
+    books.close()
+
+
+def test_without_a_budget_such_data_are_recorded_without_an_epsilon(
+    blobs: Federated, ledger: Path, tmp_path: Path, run: Run
+) -> None:
+    from fedveil.data.origin import Origin
+
+    fitted = replace(blobs, origin=Origin(exclusions=("the classes",)))
+    result = train(RECIPE, fitted, rounds=2, delta=DELTA, save=tmp_path / "a")
+    assert result.guarantee.sentence().startswith("Apart from the classes, ")
+    books = open_ledger(ledger)
+    account = Account(fitted.fingerprint(), "client")
+    assert books.spent(account, "models", DELTA) == math.inf
+    assert verify(books).problems == []
+    books.close()
+    assert "ε = ∞ at δ = 1e-5 (zero-out); the classes were read from" in run("budget", "show").out
