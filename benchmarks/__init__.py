@@ -1,1 +1,1 @@
-"""Speed beside the peers: `make bench` races them and writes README.md here."""
+"""Speed compared with peers: `make bench` runs the race and writes README.md here."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: race all contestants on all workloads and write the table."""
+"""`python -m benchmarks`: run all contestants on all workloads and write the table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK, FULL = 560.0, 6 * 3600.0  # seconds for all contestants
 
 
 def main() -> None:
-    """Race and write README.md; a part of the race is printed instead."""
+    """Run the race and write README.md; a partial race is printed instead."""
     options = _options()
     load, cores = load_average(), keep_to_two_cores()
     started = time.monotonic()
@@ -76,9 +76,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--quick", action="store_true", help="at least 3 rounds, ten minutes in all"
     )
-    parser.add_argument("--tiny", action="store_true", help="few clients and steps: do all run?")
+    parser.add_argument("--tiny", action="store_true", help="few clients and steps: a smoke test")
     parser.add_argument("--only", type=_list, default=[], help="workloads, such as W1,W4")
-    parser.add_argument("--contestants", type=_list, default=[], help="parts of their names")
+    parser.add_argument("--contestants", type=_list, default=[], help="substrings of their names")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""The peers' own virtual environments, built once: each peer asks for versions of its own."""
+"""Virtual environments for the peers, built once, since each peer needs its own versions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-TORCH = "torch==2.13.0"  # exactly: elsewhere than on PyPI this pin finds the CPU build
+TORCH = "torch==2.13.0"  # exact: on indexes other than PyPI this pin finds the CPU build
 
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "opacus": ("opacus==1.6.0", TORCH),
     "pfl": ("pfl==0.6.0", "dp-accounting<0.6", TORCH),
     "flower": ("flwr[simulation]==1.41.0", TORCH),
-    # fedjax calls what jax has dropped since, and a newer haiku what this jax does not have yet.
+    # fedjax calls functions that jax has removed, and a newer haiku needs a newer jax.
     "fedjax": (
         "fedjax==0.0.17",
         "jax==0.4.30",
@@ -25,16 +25,16 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
 
 
 class NotInstalledError(Exception):
-    """A peer that cannot be had here; the message is the reason in one line."""
+    """A peer that cannot be installed here; the message is the reason in one line."""
 
 
 def python_of(peer: str, root: Path, limit: float) -> Path:
-    """The interpreter of a peer's environment below `root`, which is built where it is missing."""
+    """The interpreter of a peer's environment below `root`, which is built if missing."""
     return build(root / peer, REQUIREMENTS[peer], limit)
 
 
 def build(place: Path, requirements: Sequence[str], limit: float) -> Path:
-    """An environment with these requirements, in `limit` seconds; a complete one is left alone."""
+    """An environment with these requirements, within `limit` seconds; keeps a complete one."""
     python, ready = place / "bin" / "python", place / "requirements.txt"
     wanted = "\n".join(requirements)
     if ready.exists() and ready.read_text() == wanted and python.exists():
@@ -60,12 +60,12 @@ def _install(python: Path, requirements: Sequence[str], limit: float) -> None:
 
 
 def reason(text: str) -> str:
-    """The line that tells most: pip's last error, or a program's last words.
+    """The most informative line: pip's last error, or a program's last line.
 
     >>> reason("ERROR: No matching distribution found for pfl==9\\nWARNING: pip is old\\n")
     'No matching distribution found for pfl==9'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    last = (errors or lines or ["it gave no reason"])[-1]
+    last = (errors or lines or ["no reason given"])[-1]
     return last.replace("|", "/")[:160]

@@ -1,4 +1,4 @@
-"""The machine: two of its cores, its name, and how fast it multiplies matrices."""
+"""The machine: two of its cores, its processor, and its rate of matrix products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZE = 1024
 
 
 def keep_to_two_cores() -> int:
-    """Bind this process, and all that it starts, to two cores; how many it may use then."""
+    """Bind this process and its children to two cores; returns the number of usable cores."""
     if not hasattr(os, "sched_setaffinity"):
         return os.cpu_count() or 1
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
@@ -22,7 +22,7 @@ def keep_to_two_cores() -> int:
 
 
 def matmul_rate(repeats: int = 12) -> float:
-    """Operations a second of a float32 product of 1024×1024 matrices, the best of a few."""
+    """Operations per second of a float32 product of 1024×1024 matrices, best of several."""
     torch.set_num_threads(CORES)
     left, right = torch.ones(SIZE, SIZE), torch.ones(SIZE, SIZE)
     return 2 * SIZE**3 / min(_seconds(left, right) for _ in range(repeats))
@@ -45,5 +45,5 @@ def processor() -> str:
 
 
 def load_average() -> float:
-    """How many processes wanted a core during the last minute."""
+    """The load average of the last minute."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

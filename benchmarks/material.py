@@ -13,17 +13,17 @@ import numpy as np
 from benchmarks.workloads import EXAMPLES, Workload
 from fedveil.data.catalog import CATALOG
 from fedveil.data.partition import Assignment, Iid, Shards
-from fedveil.streams import stream
+from fedveil.random.streams import stream
 
 CONTESTANTS = Path(__file__).resolve().parent / "contestants"
 Arrays = dict[str, np.ndarray]  # inputs, labels, test_inputs, test_labels
 COHORTS = 16  # rounds until cohorts repeat
-SHARDS = 5  # of one label each that a client of W1 has
+SHARDS = 5  # of one label each, per client of W1
 TEST = 10_000
 
 
 def write(workloads: list[Workload], folder: Path, data: str, examples: Arrays) -> dict[str, Path]:
-    """Write all arrays; each workload's settings file by its key."""
+    """Write all arrays; returns each workload's settings file by key."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("test_inputs", "test_labels"):
         np.save(folder / f"{name}.npy", examples[name])
@@ -31,7 +31,7 @@ def write(workloads: list[Workload], folder: Path, data: str, examples: Arrays) 
 
 
 def examples() -> tuple[str, Arrays]:
-    """What the examples are, and the examples."""
+    """The name of the examples, and the examples."""
     entry = CATALOG["fashion-mnist"]
     place = entry.found()
     if place is None:
@@ -44,7 +44,7 @@ def examples() -> tuple[str, Arrays]:
 
 
 def synthetic(rng: np.random.Generator, examples: int, test: int) -> Arrays:
-    """Ten patterns with noise, in Fashion-MNIST's shape: for machines that do not have it."""
+    """Ten patterns with noise, in Fashion-MNIST's shape, for machines without it."""
     patterns = rng.random((10, 1, 28, 28), dtype=np.float32)
     arrays: Arrays = {}
     for half, count in (("", examples), ("test_", test)):
@@ -55,7 +55,7 @@ def synthetic(rng: np.random.Generator, examples: int, test: int) -> Arrays:
 
 
 def split(one: Workload, labels: np.ndarray) -> Assignment:
-    """Shards of few labels where clients are small, else at random; examples stay as they are."""
+    """Shards of few labels for small clients, otherwise random; examples stay unchanged."""
     if one.unit == "example":
         return Assignment(np.arange(len(labels)), np.arange(len(labels) + 1))
     rule = Shards(one.clients, SHARDS) if one.model == "softmax" else Iid(one.clients)
@@ -75,7 +75,7 @@ def _write_one(one: Workload, folder: Path, data: str, examples: Arrays) -> Path
 
 
 def _dealt(one: Workload, assignment: Assignment, examples: Arrays, folder: Path) -> Arrays:
-    """The training examples client after client; workloads with as many clients share the file."""
+    """The training examples client by client; workloads with as many clients share a file."""
     parts = {name: examples[name][assignment.order] for name in ("inputs", "labels")}
     for name, part in parts.items():
         np.save(folder / f"{name}-{one.clients}.npy", part)
@@ -85,8 +85,8 @@ def _dealt(one: Workload, assignment: Assignment, examples: Arrays, folder: Path
 def _beginning(
     settings: dict[str, Any], offsets: np.ndarray, dealt: Arrays
 ) -> tuple[np.ndarray, np.ndarray]:
-    """fedveil's first model and the cohorts that it draws: the others get the same."""
-    if str(CONTESTANTS) not in sys.path:  # contestants are scripts that import their neighbours
+    """fedveil's first model and cohorts, which all contestants use."""
+    if str(CONTESTANTS) not in sys.path:  # contestants are scripts with relative imports
         sys.path.insert(0, str(CONTESTANTS))
     import common
     import ours

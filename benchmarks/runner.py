@@ -1,4 +1,4 @@
-"""Contestants: who runs what, each as a process of its own, bounded in time."""
+"""Contestants, each run in its own process with a time limit."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from benchmarks.workloads import Workload
 from fedveil.engines.choose import ENGINES
 
 CONTESTANTS = Path(__file__).resolve().parent / "contestants"
-BUILDING = 900.0  # seconds at most for a peer's environment
+BUILDING = 900.0  # seconds allowed for building a peer's environment
 FEDERATED = ("W1", "W2", "W3")
 ALL = ("W",)
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A script, the environment that it needs, and the workloads that it is for."""
+    """A script, its environment, and the workloads it supports."""
 
     name: str
     script: str
-    peer: str = ""  # an environment of environments.py; ours if empty
+    peer: str = ""  # an environment of environments.py; empty for fedveil's own
     variant: str = ""
     processes: int = 1
-    workloads: tuple[str, ...] = ALL  # beginnings of their keys
+    workloads: tuple[str, ...] = ALL  # prefixes of their keys
     private: bool = True
 
     def serves(self, one: Workload) -> bool:
@@ -50,7 +50,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one contestant did on one workload, or why it did not."""
+    """The result of one contestant on one workload, or why there is none."""
 
     workload: str
     contestant: Contestant
@@ -63,7 +63,7 @@ class Outcome:
 
 
 def contestants() -> list[Contestant]:
-    """All of them, the most telling first: in a quick run the last ones may find no time."""
+    """All contestants, most informative first: a quick run may not reach the last ones."""
     engines = [Contestant(f"fedveil {name}", "ours.py", variant=name) for name in ENGINES]
     examples = ("W4", "W5")
     return [
@@ -83,22 +83,22 @@ def contestants() -> list[Contestant]:
 
 @dataclass
 class Runner:
-    """Starts contestants, at most until a deadline."""
+    """Runs contestants until a deadline."""
 
     files: Mapping[str, Path]  # settings by workload
     cache: Path  # where environments are
-    rounds: int | None  # a quick run times only so many
-    seconds: float  # how long a fast contestant goes on
-    limit: float  # of one contestant, seconds
-    deadline: float  # of all, as time.monotonic tells
-    threads: int = 2  # of all processes of a contestant together
+    rounds: int | None  # number of rounds that a quick run times
+    seconds: float  # how long a fast contestant continues
+    limit: float  # seconds per contestant
+    deadline: float  # of all contestants, by time.monotonic
+    threads: int = 2  # in total over all processes of a contestant
     problems: dict[str, str] = field(default_factory=dict)  # peers that did not install
 
     def run(self, contestant: Contestant, one: Workload) -> Outcome:
-        """One contestant on one workload."""
+        """Run one contestant on one workload."""
         left = self.deadline - time.monotonic()
         if left < 5:
-            return Outcome(one.key, contestant, problem="not run: the time was used up")
+            return Outcome(one.key, contestant, problem="not run: out of time")
         try:
             python = self._python(contestant.peer, left)
         except NotInstalledError as problem:
@@ -136,7 +136,7 @@ class Runner:
 
 
 def environment(threads: int, ours: bool = False) -> dict[str, str]:
-    """So many threads for each process, ours waiting as in `fedveil train`; nothing is sent out."""
+    """Threads per process, ours waiting as in `fedveil train`; telemetry is off."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         **os.environ,
@@ -151,7 +151,7 @@ def environment(threads: int, ours: bool = False) -> dict[str, str]:
 
 
 def execute(command: list[str], variables: Mapping[str, str], limit: float) -> dict[str, Any]:
-    """The last JSON line that a program prints, or {"problem": why there is none}."""
+    """The last JSON line that a program prints, or {"problem": reason}."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         program = subprocess.Popen(command, stdout=out, stderr=err, env=dict(variables))
         try:
@@ -169,7 +169,7 @@ def execute(command: list[str], variables: Mapping[str, str], limit: float) -> d
 
 
 def end(program: subprocess.Popen[bytes]) -> None:
-    """End a program that still runs, with what it started, each by its own number."""
+    """End a program that is still running, and its children, by process id."""
     if program.poll() is not None:
         return
     for process in reversed(family(program.pid)):
@@ -179,7 +179,7 @@ def end(program: subprocess.Popen[bytes]) -> None:
 
 
 def last_json(text: str) -> dict[str, Any] | None:
-    """The last line that is a JSON object, among whatever else was printed."""
+    """The last line that is a JSON object, ignoring all other output."""
     for line in reversed(text.splitlines()):
         with suppress(ValueError):
             value = json.loads(line)
@@ -189,7 +189,7 @@ def last_json(text: str) -> dict[str, Any] | None:
 
 
 def outcome(workload: str, contestant: Contestant, answer: Mapping[str, Any]) -> Outcome:
-    """A program's answer as an outcome."""
+    """A program's result as an outcome."""
     if "problem" in answer:
         return Outcome(workload, contestant, problem=str(answer["problem"]))
     return Outcome(

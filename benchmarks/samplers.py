@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from fedveil.samplers import gaussian_table, laplace_table, rounded_gaussian
-from fedveil.streams import SecretKey, stream
+from fedveil.random.samplers import gaussian_table, laplace_table, rounded_gaussian
+from fedveil.random.streams import SecretKey, stream
 
 SIZE = 1_000_000
 SIGMA = 2.0**20

@@ -125,9 +125,9 @@ def circumstances(conditions: Conditions) -> str:
     low, high = min(conditions.rates) / 1e9, max(conditions.rates) / 1e9
     kind = "quick run" if conditions.quick else "full run"
     busy = (
-        f" The load average was {conditions.load:.1f} when it began: others used the machine, "
-        "which hurts contestants unequally, so neither seconds nor ratios of this table can be "
-        "relied on."
+        f" The load average was {conditions.load:.1f} at the start: other work was using the "
+        "machine, which affects contestants unequally, so neither the seconds nor the ratios in "
+        "this table are reliable."
         if conditions.load > 0.5
         else ""
     )
@@ -139,13 +139,14 @@ def circumstances(conditions: Conditions) -> str:
 
 
 TEXT = """\
-# Speed beside the peers
+# Speed compared with other frameworks
 
-`make bench` writes this file. `make bench QUICK=1` takes ten minutes at most; what finds no time is
-a row that says so. `python -m benchmarks --only W1 --contestants fedveil,fedjax` prints a part, and
-`--tiny` has every contestant play two small rounds with hardly any noise: on W1, W4 and W5, where
-nothing else is random, losses should be equal (but for Flower, which draws its own participants,
-and plain SGD, which does not clip).
+`make bench` generates this file. `make bench QUICK=1` takes at most ten minutes; a contestant that
+does not get any time is a row that says so.
+`python -m benchmarks --only W1 --contestants fedveil,fedjax` prints part of the table.
+`--tiny` runs every contestant for two small rounds with hardly any noise. On W1, W4 and W5, where
+nothing else is random, losses should be equal (except for Flower, which samples its own
+participants, and plain SGD, which does not clip).
 
 {circumstances}
 
@@ -153,38 +154,43 @@ and plain SGD, which does not clip).
 
 Versions: {versions}.
 
-## How to read it
+## How to read the table
 
-- **median s, min s**: seconds of one round, after one round to warm up; a full run times at least
-  5, a quick one at least 3, and fast contestants go on for some seconds (**rounds** says how
-  many). A round is everything from drawing participants to the next model, without evaluation.
-- **× limit**: the median over the limit: the same local arithmetic without privacy at the rate of a
-  1024×1024 float32 matrix product, measured before every contestant of the same run. Operations are
-  counted in `workloads.py`: forward, gradient of the weights, gradient of the inputs except the
-  first layer's. An engine that needs less arithmetic than that can be below 1.
-- **× fedveil**: the median over that of fedveil's fastest engine; above 1 is slower than it.
-- **peak MB**: the most resident memory, of all its processes together; about 400 MB of each is
-  torch and the data.
+- **median s, min s**: seconds of one round, after one warm-up round. A full run times at least 5
+  rounds, a quick one at least 3, and fast contestants continue for some seconds (**rounds** is the
+  number timed). A round is everything from sampling participants to the next model, without
+  evaluation.
+- **× limit**: the median over the limit. The limit is the time of the same local arithmetic without
+  privacy at the rate of a 1024×1024 float32 matrix product, measured before every contestant of the
+  same run. Operations are counted in `workloads.py`: forward pass, gradient of the weights,
+  gradient of the inputs except the first layer's. An engine that needs less arithmetic can be
+  below 1.
+- **× fedveil**: the median over that of fedveil's fastest engine. Above 1 is slower.
+- **peak MB**: the peak resident memory of all its processes together. About 400 MB of each is torch
+  and the data.
 - **accuracy, loss**: on 10,000 test examples after the warm-up and the first timed rounds.
-  **check** says `agrees` where the loss differs from that of fedveil's fastest engine by at most
-  {share} of what that engine has learned (log 10 less its loss), or {least}: noise, batches and
-  Flower's own sampling differ, the mathematics does not.
+  **check** is `agrees` where the loss differs from that of fedveil's fastest engine by at most
+  {share} of what that engine has learned (log 10 minus its loss), or {least}. Noise, batches and
+  Flower's own sampling differ; the mathematics does not.
 - A contestant that does not install, fails or runs out of time is a row that says so.
 
-## What is the same for all
+## Setup of the comparison
 
-One split, one first model, the same participants in the same rounds (Flower draws its own), the
-same local steps, rates, clip of the whole difference, and Gaussian noise of the same size. A client
-goes through reshuffled passes of its examples without a gap. Noise is small where the model is
-large, so that a few rounds still learn: this is about speed, not about ε.
+All contestants have the same split, the same initial model, the same participants in the same
+rounds (Flower samples its own), the same local steps, rates and clip of the whole difference, and
+Gaussian noise of the same size. A client passes through its examples repeatedly, reshuffled each
+time and without a gap. Noise is small where the model is large, so that a few rounds still learn:
+this is about speed, not about ε.
 
-Everything is bound to two cores. One process has two threads (`OMP_NUM_THREADS=2`), each of two
-processes one. Every contestant is a process of its own, peers in environments below `.cache/bench`.
+Everything is pinned to two cores. A single process has two threads (`OMP_NUM_THREADS=2`), and each
+of two processes has one. Every contestant is a separate process, and peers run in environments
+below `.cache/bench`.
 
 - **fedveil …**: `prepare` and `step` of `fedveil.training` with that engine.
-- **torch, eager loop**: a client after the other, `torch.optim.SGD`.
+- **torch, eager loop**: one client after the other, `torch.optim.SGD`.
 - **torch.func vmap**: stacked parameters, groups of 4 million numbers.
-- **plain SGD**: as many steps on the participants' examples together, without clip and noise.
+- **plain SGD**: the same number of steps on the participants' examples together, without clipping
+  and noise.
 - **Opacus**: `make_private` with hooks or ghost clipping, on batches indexed directly, not by a
   DataLoader, which would take longer than the step.
 - **pfl**: `FederatedAveraging` with a central `GaussianMechanism`; two processes by torch's gloo.
@@ -192,6 +198,5 @@ processes one. Every contestant is a process of its own, peers in environments b
   Ray actors of one core.
 - **fedjax**: `for_each_client` (jit), the clip in `client_final`, noise on the mean.
 
-pfl, Flower and fedjax work on clients and take part in W1 to W3; Opacus has no local steps and
-takes part in W4.
+pfl, Flower and fedjax work on clients and are in W1 to W3. Opacus has no local steps and is in W4.
 """

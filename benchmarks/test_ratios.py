@@ -1,4 +1,4 @@
-"""Ratios that hold on any machine, with room for noise: `make guard` fails where one is lost."""
+"""Ratios that hold on any machine, with tolerance for noise: `make guard` checks them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fedveil.parts.noise import Gaussian
 from fedveil.parts.report import Difference
 from fedveil.parts.schedule import Constant
 from fedveil.recipe import Recipe
-from fedveil.training import Training, prepare
+from fedveil.training.prepare import prepare
+from fedveil.training.run import Training
 
 
 def population(clients: int, size: int) -> Federated:
@@ -42,7 +43,7 @@ def run(model: str, data: Federated, engine: str, participants: int, local: SGD)
 
 
 def quickest(play: Callable[[], Any], rounds: int = 5) -> float:
-    """Seconds of the quickest round after one more."""
+    """Seconds of the fastest round after a warm-up."""
     play()
     seconds = []
     for _ in range(rounds):
@@ -53,13 +54,13 @@ def quickest(play: Callable[[], Any], rounds: int = 5) -> float:
 
 
 def ours(benchmark: Any, training: Training) -> float:
-    """Seconds of the quickest round, kept in pytest-benchmark's record."""
+    """Seconds of the fastest round, recorded by pytest-benchmark."""
     benchmark.pedantic(training.step, rounds=5, warmup_rounds=1)
     return float(benchmark.stats.stats.min)
 
 
 def plain(model: str, data: Federated, examples: int) -> Callable[[], None]:
-    """A step of SGD without privacy on so many examples."""
+    """A step of SGD without privacy on this many examples."""
     module = build(model, data, torch.Generator().manual_seed(0))
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
 

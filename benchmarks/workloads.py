@@ -1,4 +1,4 @@
-"""W1 to W5: what one round computes, and how many floating-point operations that takes."""
+"""W1 to W5: what one round computes, and its number of floating-point operations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-EXAMPLES = 60_000  # of Fashion-MNIST's training part, or of its stand-in
+EXAMPLES = 60_000  # of Fashion-MNIST's training set, or of its replacement
 
-# Multiplications of one example's forward pass, layer after layer.
+# Multiplications of one example's forward pass, layer by layer.
 MULTIPLICATIONS: dict[str, tuple[int, ...]] = {
     "softmax": (784 * 10,),
     "mlp": (784 * 300, 300 * 300, 300 * 10),
@@ -30,19 +30,19 @@ class Workload:
     learning_rate: float
     clip: float
     noise: float  # z
-    batch: int | None = None  # all of a client's examples unless given
+    batch: int | None = None  # None: all of a client's examples
     momentum: float = 0.0
     unit: Literal["client", "example"] = "client"
-    rounds: int = 5  # timed before the accuracy is looked at; a quick run times fewer
+    rounds: int = 5  # timed before accuracy is measured; a quick run times fewer
 
     @property
     def width(self) -> int:
-        """Examples of one local step."""
+        """Examples per local step."""
         return self.batch or EXAMPLES // self.clients
 
     @property
     def flops(self) -> float:
-        """Operations of a round's local arithmetic without privacy.
+        """Operations of a round's local training without privacy.
 
         Two for each multiplication: forward, gradient of the weights, and gradient of the input,
         which the first layer does not need.
@@ -55,7 +55,7 @@ class Workload:
         return float(each * self.width * self.steps * self.per_round)
 
     def tiny(self) -> Workload:
-        """Few participants and steps and hardly any noise: does every contestant run, and alike?"""
+        """Few participants and steps and hardly any noise, to check that contestants agree."""
         few, short = min(8, self.per_round), min(3, self.steps)
         return replace(self, per_round=few, steps=short, noise=1e-6, rounds=1)
 
@@ -96,7 +96,7 @@ WORKLOADS: dict[str, Workload] = {workload.key: workload for workload in _ALL}
 
 
 def chosen(names: Iterable[str]) -> list[Workload]:
-    """Workloads by key or by the beginning of one: W4 is both of its kinds; all if none is named.
+    """Workloads by key or prefix: W4 is both of its kinds; all if none is named.
 
     >>> [workload.key for workload in chosen(["W1", "W5"])]
     ['W1', 'W5 MLP', 'W5 CNN']
@@ -104,5 +104,5 @@ def chosen(names: Iterable[str]) -> list[Workload]:
     starts = tuple(names)
     found = [one for one in _ALL if not starts or one.key.startswith(starts)]
     if not found:
-        raise SystemExit(f"No workload is called {' or '.join(starts)}; there are W1 to W5.")
+        raise SystemExit(f"No workload is called {' or '.join(starts)}. Choose from W1 to W5.")
     return found

@@ -1,4 +1,4 @@
-"""Flower's central privacy with fixed and with adaptive clipping, for `fedveil conform`.
+"""Flower's central differential privacy with fixed and adaptive clipping, for `fedveil conform`.
 
 Needs flwr 1.41:  fedveil conform examples/flower_adapter.py
 """
@@ -13,7 +13,7 @@ from flwr.serverapp import strategy as flower
 from flwr.supercore.task_identity import TaskIdentity
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # for messages to be made
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # required to create messages
 
 
 class Fixed:
@@ -28,7 +28,7 @@ class Fixed:
         )
 
     def __call__(self, updates: list[np.ndarray], counts: list[int], seed: int) -> np.ndarray:
-        """One round from a model of zeros, so that the next model is the mean update."""
+        """Run one round from a model of zeros, so that the next model is the mean update."""
         np.random.seed(seed)  # noqa: NPY002 - Flower draws from numpy's global generator
         self.strategy.current_arrays = ArrayRecord([np.zeros_like(updates[0])])
         arrays, _ = self.strategy.aggregate_train(1, list(map(_reply, updates, counts)))
@@ -47,7 +47,7 @@ class Adaptive(Fixed):
 
     @property
     def threshold(self) -> float:
-        """Where updates will be clipped."""
+        """The norm to which the next updates are clipped."""
         return self.strategy.clipping_norm
 
 

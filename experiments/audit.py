@@ -1,8 +1,8 @@
-"""The tables of docs/audit.md: the auditor audited, every recipe audited, planted bugs, Flower.
+"""The tables of docs/audit.md: coverage of the auditor, every recipe, planted bugs, Flower.
 
 python experiments/audit.py coverage | recipes | discrete | noises | planted | flower PYTHON
 
-Each writes its table into docs/audit.md, between the two comments that name it.
+Each command writes its table into docs/audit.md, between the two comments that name it.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def write(name: str, lines: list[str]) -> None:
     DOCUMENT.write_text(before + start + "\n".join(lines) + "\n" + end + after, encoding="utf-8")
 
 
-# ------------------------------------------------------------------- the auditor audited
+# ------------------------------------------------------------------- coverage of the auditor
 
 
 def release(mu: float, dim: int, rounds: int, others: float, rng: np.random.Generator) -> float:
-    """The ε that the Gaussian bound finds of one release, from canaries that really are drawn."""
+    """The ε that the Gaussian bound finds for one release, from real draws of canaries."""
     seen: list[bounds.Aligned] = []
     answer = np.ones(dim, dtype=np.float32) / math.sqrt(dim)
     for _ in range(rounds):
@@ -94,7 +94,7 @@ Bound = Callable[[guessing.Guesses], float]
 
 
 def guessed(bound: Bound, mu: float, made: int, rng: np.random.Generator) -> float:
-    """A bound from scores N(0, 1) of canaries that are out and N(μ, 1) of those in."""
+    """A bound from scores N(0, 1) of excluded canaries and N(μ, 1) of included ones."""
     included = rng.random(CANARIES) < 0.5
     scores = rng.standard_normal(CANARIES) + mu * included
     return bound(guessing.guess(scores, included, made))
@@ -112,7 +112,7 @@ def whole_audits(repetitions: int) -> list[float]:
 
 
 def row(what: str, truth: float, found: list[float]) -> list[str]:
-    """How often a bound was above the truth, and what it was."""
+    """How often a bound exceeded the true ε, and its values."""
     wrong = np.mean(np.array(found) > truth * (1 + 1e-9))
     margin = 0.05 + 2 * math.sqrt(0.05 * 0.95 / len(found))
     return [
@@ -122,7 +122,7 @@ def row(what: str, truth: float, found: list[float]) -> list[str]:
 
 
 def coverage_rows(repetitions: int) -> Iterator[list[str]]:
-    """Every method on mechanisms whose ε is known."""
+    """Every method on mechanisms with a known ε."""
     rng = np.random.default_rng(0)
     for epsilon, dim in ((0.0, 1000), (1.0, 1000), (4.0, 7850), (8.0, 1000)):
         mu = bounds.gaussian_mu(epsilon, DELTA) if epsilon else 0.0
@@ -146,7 +146,7 @@ def coverage_rows(repetitions: int) -> Iterator[list[str]]:
 
 
 def coverage() -> list[str]:
-    """500 repetitions of everything."""
+    """500 repetitions of each."""
     head = ["method", "true ε", "runs", "above it", "allowed", "mean bound", "largest"]
     return table(head, coverage_rows(500))
 
@@ -155,7 +155,7 @@ def coverage() -> list[str]:
 
 
 def gaussian_recipes() -> dict[str, Recipe]:
-    """Those with Gaussian noise, as W1 has them."""
+    """The recipes with Gaussian noise, in the setting of W1."""
     rate = {"rate": 0.2, "steps": 20, "learning_rate": 0.016}
     fixed = {"clients": 600, "steps": 20, "learning_rate": 0.016}
     return {
@@ -176,7 +176,7 @@ def gaussian_recipes() -> dict[str, Recipe]:
 
 
 def discrete_recipes() -> dict[str, Recipe]:
-    """Those whose clients add whole-number noise, with everyone in every round."""
+    """The recipes whose clients add integer noise, with every client in every round."""
     return {
         "`dp_norm_fedavg_discrete`": algorithms.dp_norm_fedavg_discrete(rate=1.0, steps=2),
         "`dp_norm_fedavg_secagg`": algorithms.dp_norm_fedavg_secagg(clients=600, steps=2),
@@ -189,7 +189,7 @@ HEAD = ["recipe", "unit", "view", "proven ε ≤", "found ε ≥", "by", "f-DP �
 
 
 def recipes() -> list[str]:
-    """20 rounds on W1's data."""
+    """20 rounds on the data of W1."""
     data = load("fashion-mnist").split(Shards(3000, 5))
     return table(HEAD, audit_rows(gaussian_recipes(), data, 20))
 
@@ -201,7 +201,7 @@ def discrete() -> list[str]:
 
 
 def audit_rows(listed: dict[str, Recipe], data: Federated, rounds: int) -> Iterator[list[str]]:
-    """An audit of each, calibrated to ε = 4 towards the recipe's own view."""
+    """An audit of each recipe, calibrated to ε = 4 in its own view."""
     for name, recipe in listed.items():
         found = audit(
             recipe, data, rounds=rounds, epsilon=4.0, delta=DELTA, canaries=CANARIES, seed=1
@@ -210,7 +210,7 @@ def audit_rows(listed: dict[str, Recipe], data: Federated, rounds: int) -> Itera
 
 
 def finding_rows(name: str, found: Audit) -> Iterator[list[str]]:
-    """The views of one audit in which something is proven."""
+    """The views of one audit that have a proven ε."""
     for finding in found.findings:
         if not finding.bounds:
             continue
@@ -245,8 +245,8 @@ def noises() -> list[str]:
 
 
 def planted() -> list[str]:
-    """Who notices which planted bug."""
-    from tests.audit.planted import LISTED, PLANTED, noticed
+    """Which check detects which planted bug."""
+    from tests.statistics.audit.planted import LISTED, PLANTED, noticed
 
     data = load("digits").split(Iid(100))
     rows = []
@@ -276,7 +276,7 @@ def flower(python: str) -> list[str]:
 
 
 def main() -> None:
-    """One section."""
+    """Write one section."""
     listed = (coverage, recipes, discrete, noises, planted)
     sections = {section.__name__: section for section in listed}
     match sys.argv[1:]:

@@ -13,12 +13,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedveil.privacy import accounting, events
+from fedveil.accounting import accountant as accounting
+from fedveil.accounting import events
 from fedveil.wire import bits_for
 
-INFINITE = "not a finite ε"
+INFINITE = "no finite ε"
 POINTS = 10_000  # of a loss's grid in `by_chance`
-LENGTHS = (100, 300, 1000, 3000)  # rounds to compare where a paper does not give their number
+LENGTHS = (100, 300, 1000, 3000)  # rounds to compare if a paper does not give their number
 
 
 def classic(rate: float, rounds: int, epsilon: float, delta: float) -> float:
@@ -30,8 +31,8 @@ def classic(rate: float, rounds: int, epsilon: float, delta: float) -> float:
 class Claim:
     """A paper's (ε, δ) for a setting, and the noise that its formula gives.
 
-    `multiplier` is the deviation of the noise in the sum of a full cohort, over what one message
-    can be at most; at the clients each message holds one share of that variance.
+    `multiplier` is the deviation of the noise in the sum of a full cohort, over the largest norm of
+    one message. With noise at the clients, each message holds one share of that variance.
     """
 
     name: str
@@ -47,7 +48,7 @@ class Claim:
 
     @property
     def rate(self) -> float:
-        """The chance that a unit takes part in a round."""
+        """The probability that a unit takes part in a round."""
         return self.cohort / self.population
 
     @property
@@ -56,7 +57,7 @@ class Claim:
         return self.multiplier / (2 if self.sampler == "fixed-size" else 1)
 
     def louder(self, factor: float) -> Claim:
-        """The same claim with σ multiplied."""
+        """The same claim with σ multiplied by a factor."""
         return replace(self, multiplier=factor * self.multiplier)
 
     def lasting(self, rounds: int) -> Claim:
@@ -66,7 +67,7 @@ class Claim:
 
 
 def models(claim: Claim) -> float:
-    """ε for who sees the models only, the noise of the full cohort being there in every round."""
+    """ε against an observer of the models, with the noise of the full cohort in every round."""
     base = events.GaussianRelease(claim.ratio)
     match claim.sampler:
         case "everyone":
@@ -79,27 +80,27 @@ def models(claim: Claim) -> float:
 
 
 def sum_always(claim: Claim) -> float:
-    """ε for who sees the cohort and its sum, for a unit that takes part in every round."""
+    """ε against an observer of the cohort and its sum, for a unit in every round."""
     return _always(claim, claim.ratio)
 
 
 def sum_by_chance(claim: Claim) -> float:
-    """The same for a unit that takes part as it is drawn."""
+    """The same for a unit that takes part with the sampling probability."""
     return _by_chance(claim, claim.ratio)
 
 
 def messages_always(claim: Claim) -> float:
-    """ε for who sees each message, for a unit that takes part in every round."""
+    """ε against an observer of each message, for a unit in every round."""
     return _always(claim, claim.ratio / math.sqrt(claim.cohort))
 
 
 def messages_by_chance(claim: Claim) -> float:
-    """The same for a unit that takes part as it is drawn."""
+    """The same for a unit that takes part with the sampling probability."""
     return _by_chance(claim, claim.ratio / math.sqrt(claim.cohort))
 
 
 def _always(claim: Claim, ratio: float) -> float:
-    if claim.at == "server":  # who receives the sum or the messages receives them clean
+    if claim.at == "server":  # the receiver of the sum or the messages gets them without noise
         return math.inf
     return gaussian(ratio / math.sqrt(claim.rounds), claim.delta)
 
@@ -127,8 +128,8 @@ def gaussian(ratio: float, delta: float) -> float:
 def by_chance(ratio: float, rate: float, rounds: int, delta: float) -> float:
     """ε of `rounds` rounds, each a Gaussian release with probability `rate` and else nothing.
 
-    Who takes part is seen, so a round's curve is rate·δ(ε) + (1 − rate)·(1 − e^ε)₊ exactly; it is
-    discretized from above.
+    Participation is observed, so a round's curve is rate·δ(ε) + (1 − rate)·(1 − e^ε)₊ exactly. It
+    is discretized from above.
     """
     from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
     from dp_accounting.pld import privacy_loss_distribution as pld
@@ -146,13 +147,13 @@ def by_chance(ratio: float, rate: float, rounds: int, delta: float) -> float:
 
 
 def factor_needed(claim: Claim, view: Callable[[Claim], float]) -> float:
-    """The factor on σ at which the view's ε is the claimed one, to 0.1% and from above."""
+    """The factor on σ at which the view's ε equals the claimed one, to 0.1% and from above."""
     from scipy.optimize import newton
 
     def excess(log_factor: float) -> float:
         return math.log(view(claim.louder(math.exp(log_factor))) / claim.epsilon)
 
-    # ε falls with a power of σ between 1 and 2, so that a secant in logarithms is nearly straight.
+    # ε decreases with a power of σ between 1 and 2, so a secant in logarithms is nearly straight.
     root = newton(excess, 0.0, x1=excess(0.0) / 1.5, tol=5e-4)
     return math.exp(root + 5e-4)
 
@@ -192,8 +193,8 @@ def das2022() -> Iterator[Claim]:
 
 
 def shulgin() -> Iterator[Claim]:
-    """Shulgin et al. 2025, Cor. 2 and section 5: σ is that of every single message."""
-    printed = math.sqrt(math.log(1e5))  # section 5 prints ln(1/δ) outside of the root
+    """Shulgin et al. 2025, Cor. 2 and section 5: σ is that of each message."""
+    printed = math.sqrt(math.log(1e5))  # section 5 prints ln(1/δ) outside the root
     for extra, source in ((1.0, "Cor. 2"), (printed, "as printed in sec. 5")):
         for chance in (1.0, 0.25):
             cohort = round(20 * chance)
@@ -246,7 +247,7 @@ class Quantized:
         return bits_for(-top, top)
 
     def escape(self, steps: int) -> float:
-        """δ of a message of which one coordinate moves by `steps`: the mass of the top values."""
+        """δ of a message with one coordinate moved by `steps`: the mass of the top values."""
         grown = math.expm1(self.alpha)
         tail = math.exp(-self.alpha * self.support)
         return tail * math.expm1(self.alpha * steps) / grown / (1 + 2 * (1 - tail) / grown)
@@ -259,7 +260,7 @@ class Quantized:
 
 
 def published() -> list[Quantized]:
-    """Das et al. 2021, Tables 2 and 4: ε = 10 a round and eq. 6 with μ = 0.1."""
+    """Das et al. 2021, Tables 2 and 4: ε = 10 per round and eq. 6 with μ = 0.1."""
     tasks = (("Fashion-MNIST", 328_810, (6, 12)), ("CIFAR-10", 2_210_410, (9, 20)))
     return [
         Quantized(
@@ -279,10 +280,10 @@ def unassuming(levels: int = 2**20, rounds: int = 1000) -> Quantized:
 
 
 def up(number: float) -> str:
-    """Three digits, never smaller than the number.
+    """Three digits, rounded up.
 
     >>> up(4.9912), up(0.05301), up(17303.4), up(math.inf)
-    ('5.00', '0.0531', '17,400', 'not a finite ε')
+    ('5.00', '0.0531', '17,400', 'no finite ε')
     """
     if math.isinf(number):
         return INFINITE
@@ -402,137 +403,141 @@ def document() -> str:
 
 
 TEXT = """\
-# What the papers claim, and what their noise gives
+# Claimed and true privacy of the papers
 
-Written by `python experiments/claims.py > docs/claims.md`; checked by `tests/test_claims.py`.
+Generated by `python experiments/claims.py > docs/claims.md`.
+Checked by `tests/unit/test_claims.py`.
 
-Each paper states an (ε, δ) and a formula for the noise. Here the formula's noise, at the paper's
-own setting, goes through an accountant. Three kinds of observer give three answers
-(docs/privacy.md):
+Each paper states an (ε, δ) and a formula for the noise. This document computes the ε that the
+formula's noise gives at the paper's own setting. There is one result for each of three adversary
+views (docs/privacy.md):
 
-- **models**: sees the released models alone. Sampling amplifies. Counted as if the noise of the
-  full cohort were in every round's sum, whoever came.
-- **sum**: sees who takes part, and the sum of their messages with the noise of all of them.
-- **messages**: sees who takes part, and every message with its own noise alone.
+- **models**: sees only the released models. Sampling amplifies. The accounting assumes that every
+  round's sum contains the noise of a full cohort, no matter how many participate.
+- **sum**: sees who participates, and the sum of their messages with the noise of all of them.
+- **messages**: sees who participates, and every message with only its own noise.
 
-In the last two there is no amplification. *Every round* is for a unit that takes part in all
-rounds, the worst that can happen. *As drawn* is for a unit that takes part with the sampling's
-probability: each round is the mechanism with probability p and nothing otherwise, composed
+The last two views have no amplification. *Every round* is for a unit that participates in all
+rounds, the worst case. *As drawn* is for a unit that participates with the sampling probability p:
+each round is the mechanism with probability p and nothing otherwise, and rounds are composed
 exactly as that.
 
 ## Gaussian noise
 
 All four formulas are that of Abadi et al. 2016, Thm. 1: σ = c₂·q·√(T·ln(1/δ))/ε times the
-sensitivity, with a constant c₂ that none of the papers names. We take c₂ = 1. σ/C is the
-deviation of the noise in the sum of a full cohort over the bound of one message. A question mark:
-the paper is silent on the number of rounds. Numbers are upper bounds, rounded up.
+sensitivity, with a constant c₂ that none of the papers specifies. We set c₂ = 1. σ/C is the
+standard deviation of the noise in the sum of a full cohort over the bound of one message. A
+question mark means that the paper does not state the number of rounds. Numbers are upper bounds,
+rounded up.
 
 $by_view
 
-By what factor would σ have to be larger for the claim to be true? In view models this is the
-constant c₂ that the paper leaves open (its square, where the formula is for σ²). Below 1 the
-claim holds with noise to spare.
+The next table shows by which factor σ would have to be larger for the claim to be true. In view
+models this is the constant c₂ that the paper leaves open (its square, where the formula is for
+σ²). Below 1 the claim holds with noise to spare.
 
 $by_factor
 
-Where the number of rounds is silent, the columns *every round* do not depend on it, because σ
-grows with its root. View models does:
+Where the number of rounds is not stated, the columns *every round* do not depend on it, because σ
+grows with its square root. View models does:
 
 $by_length
 
-### Reading the rows
+### Notes on the rows
 
-**Two things that hold for all rows.** First, fixed-size cohorts are accounted under replace-one,
-where two neighbouring sums differ by up to 2C; Poisson cohorts under add-remove, where it is C.
-Where participation is seen, read add-remove as zero-out: the unit comes, and sends noise alone.
-Second, the columns for models count all T models; a paper that releases only one of them may be
-better off, but none of the five proves so.
+**All rows.** Fixed-size cohorts are accounted under replace-one adjacency, where two neighboring
+sums differ by up to 2C. Poisson cohorts are accounted under add-remove adjacency, where they
+differ by up to C. Where participation is visible, read add-remove as zero-out: the unit
+participates and sends only noise. The columns for models account for all T models. A paper that
+releases only one of them may do better, but none of the five proves so.
 
 **Zhang 2022, most models.** Thm. 3.2: σ² ≥ v·c²·P·T·ln(1/δ)/(N²ε²) in each message (Alg. 3, line
-10), v unnamed. Section 4: N = 1920, P = 80, δ = 1e-5, ε = 1.5. Silent: T, the accountant by which
-the variance was found, and therefore the noise really used. The theorem asks for ε ≤ u·(P/N)²·T,
-u unnamed; with u = 1 that is T ≥ 864, so we take 1,000. Section 3 assumes an attacker who sees
-the aggregate only, by secure aggregation: that is view sum if the server knows whom it asked,
-view models if not. |P_t| = P in every round is a fixed-size cohort; the theorem quoted is about
-Poisson sampling, and the proof of Thm. 3.1, in its bound after eq. 13, draws with replacement.
-The threshold c is half of the mean update norm of a run without privacy (section 4), which no ε
-here covers.
+10), v unspecified. Section 4: N = 1920, P = 80, δ = 1e-5, ε = 1.5. Not stated: T, the accountant
+that gave the variance, and therefore the noise actually used. The theorem requires
+ε ≤ u·(P/N)²·T, u unspecified. With u = 1 that is T ≥ 864, so we use 1,000. Section 3 assumes an
+attacker who sees only the aggregate, through secure aggregation. That is view sum if the server
+knows which clients it asked, and view models if not. |P_t| = P in every round is a fixed-size
+cohort. The quoted theorem is about Poisson sampling, and the proof of Thm. 3.1, in its bound after
+eq. 13, samples with replacement. The threshold c is half of the mean update norm of a run without
+privacy (section 4), which no ε here covers.
 
-**Zhang 2022, most models, read as Poisson.** The same noise, had the cohorts been drawn as in the
-theorem quoted. The difference to the row above is what replace-one costs.
+**Zhang 2022, most models, read as Poisson.** The same noise, if the cohorts had been drawn as in
+the quoted theorem. The difference from the row above is the cost of replace-one adjacency.
 
-**Zhang 2022, ResNet-18 on EMNIST.** ε = 5 (caption of Table 3); with u = 1 the theorem asks for T
-≥ 2,880, so we take 3,000. With fewer rounds the formula's noise falls far short, see the table by
-rounds.
+**Zhang 2022, ResNet-18 on EMNIST.** ε = 5 (caption of Table 3). With u = 1 the theorem requires
+T ≥ 2,880, so we use 3,000. With fewer rounds the formula gives far too little noise, see the table
+by rounds.
 
 **Das 2022, Fashion-MNIST** (both rows). Thm. 1, eq. 5: σ² = q·K·C²·log(1/δ)/(n²ε²) in the *mean*,
-q an unnamed constant; each client adds N(0, rσ²) (Alg. 1, line 10), so the sum of r messages has
-deviation rσ. Section 6: n = 3000, r = 0.2·n, ε = 5 and 1.5, δ = 1e-5. Silent: K, and the q used.
-The theorem asks for ε < O(r²K/n²), with constant 1 K > 125 for ε = 5; we take 200. Each client is
-sampled with probability r/n (Alg. 1, line 3): Poisson. CIFAR-10 and CIFAR-100 have n = 5000 at
-the same rate, hence the same numbers for models and sum, and worse ones for messages. *The column
-models needs more than the paper does*: with Poisson cohorts and noise at the clients the noise's
-variance tells how many came, which at d = 7850 costs a privacy loss of deviation √(d/2)/r = 0.1 a
-round, for any σ (docs/privacy.md, "Client-side noise"). Without a server that tops up, take the
-sum's columns; they too count on r arrivals. Eq. 2 speaks of one sample; the noise is for one
-client's whole message, and so is our ε.
+q an unspecified constant. Each client adds N(0, rσ²) (Alg. 1, line 10), so the sum of r messages
+has standard deviation rσ. Section 6: n = 3000, r = 0.2·n, ε = 5 and 1.5, δ = 1e-5. Not stated: K,
+and the q used. The theorem requires ε < O(r²K/n²), which with constant 1 is K > 125 for ε = 5. We
+use 200. Each client is sampled with probability r/n (Alg. 1, line 3): Poisson. CIFAR-10 and
+CIFAR-100 have n = 5000 at the same rate, hence the same numbers for models and sum, and worse ones
+for messages. *The column models needs more than the paper provides*: with Poisson cohorts and
+noise at the clients, the variance of the noise reveals how many clients participated. At d = 7850
+this costs a privacy loss of standard deviation √(d/2)/r = 0.1 per round, for any σ
+(docs/privacy.md, "Client-side noise"). Without a server that tops up the noise, use the columns
+for sum. They also assume r arrivals. Eq. 2 speaks of one sample. The noise is for one client's
+whole message, and so is our ε.
 
-**Das 2022, quadratics.** Section 5.3: n = 100, all take part, K = 500, (5, 1e-6). Nothing is
-silent but the constant. Without sampling the three views differ by the noise alone, and there is
-an exact closed form for each; with a constant of 1 the claim is false even for a trusted server.
+**Das 2022, quadratics.** Section 5.3: n = 100, all participate, K = 500, (5, 1e-6). Only the
+constant is not stated. Without sampling the three views differ only in the noise, and each has an
+exact closed form. With a constant of 1 the claim is false even for a trusted server.
 
 **Shulgin 2025, Cor. 2** (p = 1 and p = 0.25). σ = c·p·√((K+1)·log(1/δ))/ε in *each* message, of
-norm at most 1 (Alg. 1, line 9), c unnamed; section 5: ε = 8, δ = 1e-5; appendix D: 20 workers,
-300 rounds, for which we write K + 1 = 300. Here the formula is for one message, where the others
-have it for the sum, so the sum has √(p·M) times as much. The paper calls the amplification one
-"in the local privacy setting"; but a server that receives a message knows who sent it. With p = 1
-there is no sampling, and a message's ε is above 8 already; with p = 0.25 the noise is a quarter
-of that, and an observer of the messages learns more than at p = 1. What the formula is made for
-is one message's noise with hidden participation; at p = 0.25 that gives ε = $hidden_alone.
-Participation is Poisson with noise at the clients, five expected of twenty; in 0.4% of the rounds
-a client that comes is alone. How many came shows in the variance (a ResNet-20 has some 270,000
-parameters), so for p = 0.25 the column models needs a server that tops up.
+norm at most 1 (Alg. 1, line 9), c unspecified. Section 5: ε = 8, δ = 1e-5. Appendix D: 20 workers,
+300 rounds, for which we write K + 1 = 300. This formula is for one message, where the others are
+for the sum, so the sum has √(p·M) times as much noise. The paper calls the amplification one "in
+the local privacy setting", but a server that receives a message knows who sent it. With p = 1
+there is no sampling, and the ε of a message is already above 8. With p = 0.25 the noise is a
+quarter of that, and an observer of the messages learns more than at p = 1. The formula is made for
+one message's noise with hidden participation. At p = 0.25 that gives ε = $hidden_alone.
+Participation is Poisson with noise at the clients, and five of twenty are expected. In 0.4% of the
+rounds a client that participates is alone. The variance reveals how many participated (a ResNet-20
+has some 270,000 parameters), so for p = 0.25 the column models needs a server that tops up the
+noise.
 
-**Shulgin 2025, as printed in sec. 5.** There "the variance of added noise" is p·β·√K·log(1/δ)/ε,
-with the logarithm outside of the root and β for the scaled message. The same section has σ ∝ p·β,
-so we read it as the deviation, with c = 1: √log(1/δ) = 3.4 times that of Cor. 2. If this is what
-ran, ε = 8 holds in all columns but one: an observer of the messages of a client that comes in
-every round, at p = 0.25. If it is the variance, the ratio of noise to message depends on β, and
-no single ε belongs to the figures.
+**Shulgin 2025, as printed in sec. 5.** Here "the variance of added noise" is p·β·√K·log(1/δ)/ε,
+with the logarithm outside the root and β for the scaled message. The same section has σ ∝ p·β, so
+we read it as the standard deviation, with c = 1: √log(1/δ) = 3.4 times that of Cor. 2. If this is
+what ran, ε = 8 holds in all columns but one: an observer of the messages of a client that
+participates in every round, at p = 0.25. If it is the variance, the ratio of noise to message
+depends on β, and the figures have no single ε.
 
-**DP-LSGD, CIFAR-10** (three rows). Lemma 1: σ ≥ α₂·q·√(T·log(1/δ))/ε, α₂ unnamed, for a sum of
+**DP-LSGD, CIFAR-10** (three rows). Lemma 1: σ ≥ α₂·q·√(T·log(1/δ))/ε, α₂ unspecified, for a sum of
 updates clipped to c = 1 (eq. 3; appendix G). n = 50,000 (appendix G), expected batch 1000 (Table
-1), hence q = 0.02; δ = 1e-5; T = 500, 1000 and 2000 for ε = 1, 2 and 4 (Tables 3 and 4). The
-noise that was used is not reported: silent. Poisson sampling, add-remove (Def. 3), and the unit
-is one example. The noise is added to the sum by the one who computes it, so who receives sums or
-messages receives them clean. For an outsider who sees the noisy sums and knows every batch: ε =
+1), hence q = 0.02; δ = 1e-5; T = 500, 1000 and 2000 for ε = 1, 2 and 4 (Tables 3 and 4). The noise
+that was used is not reported. Poisson sampling, add-remove (Def. 3), and the unit is one example.
+The party that computes the sum adds the noise, so anyone who receives sums or messages receives
+them without noise. For an outsider who sees the noisy sums and knows every batch, ε is
 $known_batches. The lemma's condition q ≥ α₁·√(ε/T) holds for α₁ ≤ 0.44 in all three rows, and the
-constant needed still grows with ε.
+required constant still grows with ε.
 
 ## QTDL: Das 2021
 
 Thm. 1 claims (ε, 2^−d) for one message, with α = ε/Δ₁ and m = ⌈−log(1 − (e^α − 1)Δ∞)/α⌉. Section
-6 (i) takes ε = 10 a round, Δ₁ = 2d + μs√d and Δ∞ = 2 + μs with μ = 0.1 (eq. 6). The bits t =
-⌈log2(2(s + m) + 1)⌉ (eq. 7) are those of Tables 2 and 4. The δ is not: the proof (appendix B, eq.
-14) multiplies the chances to leave the support over the coordinates, but one coordinate that
-leaves it suffices.
+6 (i) uses ε = 10 per round, Δ₁ = 2d + μs√d and Δ∞ = 2 + μs with μ = 0.1 (eq. 6). The bits t =
+⌈log2(2(s + m) + 1)⌉ (eq. 7) are those of Tables 2 and 4. The claimed δ is false: the proof
+(appendix B, eq. 14) multiplies over the coordinates the probabilities of leaving the support, but
+one coordinate that leaves it suffices.
 
 $quantized
 
-**Reading the rows.** d is 328,810 and 2,210,410 for two hidden layers of 300 and 600 (section 6).
-If the rounded messages of two neighbours differ in one coordinate by one level, an output that
-only one of them can have comes with the probability in the fifth column: that is δ at ε = 10 and
-at every larger ε. In the worst case that eq. 6 allows, moves of ⌊Δ∞⌋ levels in ⌊Δ₁/⌊Δ∞⌋⌋
-coordinates, nearly every message gives the data away. At the claimed δ there is *not a finite ε
-in any view*: the sum of r = 25 messages has a finite support too, and even its chance for a
-single level, in the sixth column, is far above 2^−d; hidden participation (r/n = 1/2) halves it.
-What ε the sum has at a larger δ is not computed here. The paper's neighbours differ in one sample
-of a client (Def. 1), and eq. 6 rests on its Assumption 3.
+**Notes on the rows.** d is 328,810 and 2,210,410 for two hidden layers of 300 and 600 (section 6).
+If the rounded messages of two neighbors differ in one coordinate by one level, an output that only
+one of them can produce occurs with the probability in the fifth column. That is δ at ε = 10 and at
+every larger ε. In the worst case that eq. 6 allows, moves of ⌊Δ∞⌋ levels in ⌊Δ₁/⌊Δ∞⌋⌋ coordinates,
+nearly every message reveals the data. At the claimed δ there is *no finite ε in any view*: the sum
+of r = 25 messages also has a finite support, and even its probability for a single level, in the
+sixth column, is far above 2^−d. Hidden participation (r/n = 1/2) halves it. The ε of the sum at a
+larger δ is not computed here. The paper's neighbors differ in one sample of a client (Def. 1), and
+eq. 6 rests on its Assumption 3.
 
-**Table 3, (0.1, 1e-9) over all rounds.** Section 6 (ii) uses Thm. 2 with Δ∞ = 2s and Δ₁ = 2ds; K
-and s are silent ("full precision") and do not matter: m is about 2s, and two opposite unit
-vectors along one axis are told apart with probability $opposite by a single message. Thm. 2's
-factor 2r/n is 1 here: the claim has no amplification in it.
+**Table 3, (0.1, 1e-9) over all rounds.** Section 6 (ii) uses Thm. 2 with Δ∞ = 2s and Δ₁ = 2ds. K
+and s are not stated ("full precision") and do not matter: m is about 2s, and a single message
+distinguishes two opposite unit vectors along one axis with probability $opposite. Thm. 2's factor
+2r/n is 1 here: the claim includes no amplification.
 """
 
 

@@ -1,6 +1,6 @@
-"""How fast the ledger is on a disk, and what part of a W1 round it takes.
+"""Measures the speed of the ledger on a disk and its share of a W1 round.
 
-`python -m experiments.ledger DIRECTORY` makes its files below it and removes them at the end.
+`python -m experiments.ledger DIRECTORY` creates its files there and removes them at the end.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from fedveil import algorithms, charging
+from fedveil import algorithms
 from fedveil.data.federated import Federated
 from fedveil.data.synthetic import synthetic
+from fedveil.ledger import charging
+from fedveil.ledger.ledger import VIEWS, Account, Facts, Ledger, open_ledger
+from fedveil.ledger.session import Session
 from fedveil.privacy.calibrate import Budget
-from fedveil.privacy.ledger import VIEWS, Account, Facts, Ledger, open_ledger
-from fedveil.privacy.session import Session
-from fedveil.privacy.together import plan
-from fedveil.training import prepare
+from fedveil.privacy.composition import plan
+from fedveil.training.prepare import prepare
 
 RECIPE = algorithms.dp_fedavg(clients=600, noise_multiplier=30.0, clip=0.5, steps=20)
 ACCOUNT = Account("ab" * 32, "client")
@@ -30,12 +31,12 @@ BUDGET = Budget(200.0, 1e-5)
 
 
 def median(times: list[float]) -> float:
-    """In milliseconds."""
+    """The median in milliseconds."""
     return 1e3 * statistics.median(times)
 
 
 def timed(work: Callable[[int], object], count: int) -> list[float]:
-    """Seconds of each of so many calls."""
+    """Seconds of each of `count` calls."""
     found = []
     for number in range(count):
         started = time.perf_counter()
@@ -45,7 +46,7 @@ def timed(work: Callable[[int], object], count: int) -> list[float]:
 
 
 def syncs(place: Path, count: int = 300) -> list[float]:
-    """A page written and synced: what any ledger on this disk must wait for."""
+    """Seconds to write and sync a page: what any ledger on this disk must wait for."""
     file = os.open(place / "page", os.O_CREAT | os.O_RDWR)
 
     def write(number: int) -> None:
@@ -58,7 +59,7 @@ def syncs(place: Path, count: int = 300) -> list[float]:
 
 
 def session(path: Path, number: int, rounds: int, played: int = 0) -> Session:
-    """A run of its own noise stream; rounds it has played are entered at once."""
+    """A run with its own noise stream; rounds it has already run are entered at once."""
     plans = {view: plan(RECIPE, 7850, 3000, view) for view in VIEWS}
     facts = Facts(ACCOUNT, "made up", 3000, "w1", f"seeded {number}", rounds, 1e-5, plans)
     return Session(open_ledger(path), facts, str(number), played)
@@ -75,15 +76,15 @@ def throughput(path: Path, number: int, rounds: int = 1000) -> None:
     both = median(reserves) + median(commits)
     print(
         f"{entries:>8,} entries: reserve {median(reserves):.2f} ms ({1e3 / median(reserves):,.0f} "
-        f"a second), commit {median(commits):.2f} ms, both {1e3 / both:,.0f} rounds a second; "
+        f"per second), commit {median(commits):.2f} ms, both {1e3 / both:,.0f} rounds per second; "
         f"99 of 100 reserves within {1e3 * sorted(reserves)[rounds * 99 // 100]:.2f} ms; "
-        f"opened and checked in {median(opening):,.0f} ms",
+        f"opened and verified in {median(opening):,.0f} ms",
         flush=True,
     )
 
 
 def share(place: Path, data: Federated, budget: bool, rounds: int = 30) -> None:
-    """The ledger's part of rounds as `fedveil train` plays them, without evaluations."""
+    """The ledger's share of rounds as `fedveil train` runs them, without evaluations."""
     path = place / f"share-{budget}.sqlite"
     if budget:
         books = open_ledger(path)
@@ -130,7 +131,7 @@ def ledger_times() -> list[float]:
 
 
 def main() -> None:
-    """All figures of one disk."""
+    """Measure one disk."""
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as name:
         place = Path(name)
         print(f"A page is written and synced in {median(syncs(place)):.2f} ms.", flush=True)

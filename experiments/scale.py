@@ -1,4 +1,4 @@
-"""Rounds of W1's model on a made-up population: seconds and memory as more clients take part.
+"""Rounds of W1's model on a synthetic population: time and memory by number of participants.
 
 `python -m experiments.scale 600 6000 60000 100000` prints a line for each, in one process each.
 """
@@ -15,13 +15,13 @@ POPULATION = 1_000_000
 
 
 def peak() -> float:
-    """The most memory this process has held, GB."""
+    """Peak memory of this process, GB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 2**20
 
 
 def play(participants: int, rounds: int) -> None:
-    """Time the rounds, and how much memory they took beyond what the data needed."""
+    """Time the rounds, and measure the memory they need in addition to the data."""
     from fedveil.data.synthetic import synthetic
     from fedveil.parts.bound import Clip
     from fedveil.parts.cohort import FixedSize
@@ -30,7 +30,7 @@ def play(participants: int, rounds: int) -> None:
     from fedveil.parts.report import Difference
     from fedveil.parts.schedule import Constant
     from fedveil.recipe import Recipe
-    from fedveil.training import prepare
+    from fedveil.training.prepare import prepare
 
     started = time.perf_counter()
     data = synthetic(clients=POPULATION)
@@ -47,15 +47,15 @@ def play(participants: int, rounds: int) -> None:
         seconds.append(time.perf_counter() - started)
     each = min(seconds[1:])
     print(
-        f"{participants:>9,} of {POPULATION:,}: {each:8.3f} s a round, "
-        f"{1e6 * each / participants:6.1f} µs a client, {peak() - before:5.2f} GB more than the "
+        f"{participants:>9,} of {POPULATION:,}: {each:8.3f} s per round, "
+        f"{1e6 * each / participants:6.1f} µs per client, {peak() - before:5.2f} GB on top of the "
         f"{before:.2f} GB before the first; described in {described:.2f} s",
         flush=True,
     )
 
 
 def main() -> None:
-    """Each number of participants in a process of its own."""
+    """Run each number of participants in its own process."""
     if os.environ.get("FEDVEIL_SCALE"):
         participants = int(sys.argv[1])
         play(participants, max(1, min(20, 60_000 // participants)))

@@ -30,18 +30,19 @@ from benchmarks.workloads import WORKLOADS, Workload
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.processes import Team, joined
+from fedveil.engines.ranks import end_at_once
 from fedveil.engines.task import Task
 from fedveil.engines.updates import DenseUpdates, Group
 from fedveil.loop import State
 from fedveil.parts.bound import within
 from fedveil.parts.cohort import Poisson
-from fedveil.parts.local import Plan, all_examples
+from fedveil.parts.local import LocalPlan, all_examples
 from fedveil.parts.noise import Gaussian
 from fedveil.parts.server import Momentum
-from fedveil.ranks import end_at_once
+from fedveil.random.samplers import rounded_gaussian
 from fedveil.runs.directory import RunDirectory
-from fedveil.samplers import rounded_gaussian
-from fedveil.training import Training, follow
+from fedveil.training.run import Training
+from fedveil.training.start import follow
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "scaling.md"
@@ -63,7 +64,7 @@ RACES = {
 
 @dataclass(frozen=True)
 class Constants:
-    """Seconds, on one thread."""
+    """Seconds on one thread, per unit of work."""
 
     cohort: float  # a client of the population: its coin
     softmax: float  # a participant of W1: all of its work
@@ -79,7 +80,7 @@ class Constants:
     orders: float  # the small exchange before a round
 
     def round(self, population: float, dim: float, processes: int = 1) -> dict[str, float]:
-        """Seconds of a round's parts; participants are shared, the rest is on every process."""
+        """Seconds of a round's parts; participants are shared, the rest runs on every process."""
         each = self.softmax
         if dim != SOFTMAX:
             each = EXAMPLES * (STEPS * dim * self.work + FEATURES * self.gather) + dim * self.bound
@@ -98,42 +99,42 @@ class Constants:
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """The median of a few, after one to warm up."""
+    """The median of a few runs after a warm-up."""
     work()
     return statistics.median(once(work) for _ in range(repeats))
 
 
 def once(work: Callable[[], object]) -> float:
-    """One time."""
+    """Seconds of one run."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def cohort_cost(population: int = 10**7) -> float:
-    """Who takes part."""
+    """Drawing the cohort."""
     rng = np.random.default_rng(0)
     return seconds(lambda: Poisson(SHARE).draw(population, rng)) / population
 
 
 def work_cost(clients: int = 3) -> float:
-    """Local SGD one client after the other, as models too large to stack are trained."""
+    """Local SGD one client after another, as for models too large to stack."""
     layers = [nn.Linear(FEATURES, 1500), nn.ReLU(), nn.Linear(1500, 1500), nn.ReLU()]
     module = nn.Sequential(*layers, nn.Linear(1500, 10))
     data = population(clients)
     task = Task(module, data.loss)
-    plan = Plan(all_examples(data.sizes), torch.full((clients, STEPS), 0.01))
+    plan = LocalPlan(all_examples(data.sizes), torch.full((clients, STEPS), 0.01))
     group, x = Group(data, np.arange(clients), plan), task.flatten()
     engine = LoopEngine(task)
     return seconds(lambda: engine.updates(x, group)) / (clients * EXAMPLES * STEPS * task.dim)
 
 
 def gather_cost(clients: int = 500) -> float:
-    """Examples of scattered clients, brought together."""
+    """Gathering the examples of scattered clients."""
     data = population(4 * clients)
     chosen = np.sort(np.random.default_rng(0).choice(4 * clients, clients, replace=False))
     index = all_examples(data.sizes[:clients])
-    group = Group(data, chosen, Plan(index, torch.ones(clients, 1)))
+    group = Group(data, chosen, LocalPlan(index, torch.ones(clients, 1)))
     return seconds(lambda: next(group.steps())) / (clients * EXAMPLES * FEATURES)
 
 
@@ -173,7 +174,7 @@ def server_cost(dim: int = 10**7) -> float:
 
 
 def save_cost(dim: int = 10**7) -> float:
-    """The model, its momentum, and what is handed out."""
+    """Saving the model, its momentum and the output."""
     x = torch.ones(dim)
     state = State(1, x, {"momentum": x}, {"model": x})
     with tempfile.TemporaryDirectory() as folder:
@@ -181,11 +182,11 @@ def save_cost(dim: int = 10**7) -> float:
         return seconds(lambda: directory.save_checkpoint(state), 3) / dim
 
 
-# What processes do
+# Measurements with processes
 
 
 def worker(job: str, file: str) -> None:
-    """Inside torchrun: time all-reduces, or rounds of a workload; the first process prints it."""
+    """Inside torchrun: time all-reduces or rounds of a workload; the first process prints them."""
     with joined() as team:
         found = exchange_costs(team) if job == "exchange" else round_times(team, Path(file))
         if team.first:
@@ -204,7 +205,7 @@ def exchange_costs(team: Team) -> list[float]:
 
 
 def round_times(team: Team, file: Path) -> list[float]:
-    """A few seconds of rounds, one to warm up."""
+    """A few seconds of rounds after a warm-up."""
     run = trained(file)
     run.team = team
     if not team.first:
@@ -219,8 +220,8 @@ def round_times(team: Team, file: Path) -> list[float]:
 
 
 def trained(file: Path) -> Training:
-    """A workload of the benchmark at round 0, by the engine that `auto` takes."""
-    sys.path.insert(0, str(ROOT / "benchmarks" / "contestants"))  # scripts that import neighbours
+    """A workload of the benchmark at round 0, on the engine that `auto` selects."""
+    sys.path.insert(0, str(ROOT / "benchmarks" / "contestants"))  # scripts with relative imports
     import common
     import ours
 
@@ -229,7 +230,7 @@ def trained(file: Path) -> Training:
 
 
 def torchrun(processes: int, threads: int, *arguments: str) -> list[float]:
-    """What the first process prints."""
+    """The output of the first process."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(processes), "-m", "experiments.scaling"]
     command += ["--worker", *arguments]
@@ -242,7 +243,7 @@ def torchrun(processes: int, threads: int, *arguments: str) -> list[float]:
 
 
 def races(files: dict[str, Path]) -> dict[str, dict[str, list[float]]]:
-    """Seconds of rounds by workload and way; ways take turns, so that a slow minute hits all."""
+    """Seconds of rounds by workload and way; ways alternate, so that a slow minute affects all."""
     found: dict[str, dict[str, list[float]]] = {key: {way: [] for way in WAYS} for key in files}
     for _ in range(3):
         for key, file in files.items():
@@ -261,7 +262,7 @@ def tell(text: str) -> None:
 
 
 def measured(softmax: float) -> Constants:
-    """All constants, one thread."""
+    """Measure all constants on one thread."""
     torch.set_num_threads(1)
     noise, exact = noise_costs()
     start, reduce, orders = torchrun(2, 1, "exchange", "")
@@ -274,22 +275,23 @@ def measured(softmax: float) -> Constants:
 def document(
     constants: Constants, raced: dict[str, dict[str, list[float]]], load: float, data: str
 ) -> str:
-    """Everything between the marks."""
+    """Everything between the markers."""
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     blocks = [
         f"Measured {date} on {len(os.sched_getaffinity(0))} cores of {processor()}, load average "
         f"{load:.1f} before; data: {data}.",
-        "### Two processes against one\n\nMedian (least) seconds of a round.",
-        table(["", *WAYS, "2 processes are quicker than 1, and than 2 threads"], speeds(raced)),
-        "### Constants\n\nOne thread; for the exchange two processes of one thread each.",
+        "### Two processes compared with one\n\nMedian (minimum) seconds per round.",
+        table(["", *WAYS, "speedup of 2 processes over 1, and over 2 threads"], speeds(raced)),
+        "### Constants\n\nOne thread; for the exchange, two processes with one thread each.",
         table(["constant", "ns", "for each"], priced(constants)),
-        f"### A round on paper\n\nBy these constants: {SHARE:.0%} of the clients take part, each "
-        f"with {EXAMPLES} examples of {FEATURES} numbers and {STEPS} full-batch steps; Gaussian "
-        f"noise, server momentum, a checkpoint every {CHECKPOINT_EVERY} rounds. The column "
-        f"d = {SOFTMAX:,} is W1's softmax regression as measured; the others are plain arithmetic "
-        "of a large model, one client after the other. One process of one thread:",
+        f"### Calculated cost of a round\n\nCalculated from these constants: {SHARE:.0%} of the "
+        f"clients participate, each with {EXAMPLES} examples of {FEATURES} numbers and {STEPS} "
+        "full-batch steps; Gaussian noise, server momentum, a checkpoint every "
+        f"{CHECKPOINT_EVERY} rounds. The column d = {SOFTMAX:,} is the softmax regression of W1 "
+        "as measured. The others are plain arithmetic of a large model, one client after the "
+        "other. One process with one thread:",
         paper(constants, 1),
-        "Two processes of one thread each:",
+        "Two processes with one thread each:",
         paper(constants, 2),
         "Where the time of two processes goes, in percent:",
         shares(constants),
@@ -313,7 +315,7 @@ def speeds(raced: dict[str, dict[str, list[float]]]) -> Iterator[list[str]]:
 
 
 def title(one: Workload) -> str:
-    """A workload in a few words."""
+    """Describe a workload in a few words."""
     examples = 60_000 // one.clients
     return f"{one.model}, {one.per_round} clients of {examples} examples, {one.steps} steps"
 
@@ -345,7 +347,7 @@ POPULATIONS = tuple(10**power for power in range(3, 8))
 
 
 def paper(constants: Constants, processes: int) -> str:
-    """Seconds a round by population and dimension."""
+    """Seconds per round by population and dimension."""
     rows = (
         [f"{n:,}", *(clock(sum(constants.round(n, d, processes).values())) for d in DIMS)]
         for n in POPULATIONS
@@ -354,7 +356,7 @@ def paper(constants: Constants, processes: int) -> str:
 
 
 def shares(constants: Constants) -> str:
-    """What part of a round is what."""
+    """The share of each part of a round."""
     chosen = [(10**3, 10**5), (10**3, 10**8), (10**5, SOFTMAX), (10**7, SOFTMAX), (10**7, 10**8)]
     parts = list(constants.round(1, 1))
     rows = ([f"{n:,} clients, d = {d:,}", *percents(constants.round(n, d, 2))] for n, d in chosen)
@@ -362,7 +364,7 @@ def shares(constants: Constants) -> str:
 
 
 def percents(parts: dict[str, float]) -> list[str]:
-    """Of their sum."""
+    """Percentages of their sum."""
     return [f"{100 * part / sum(parts.values()):.3g}" for part in parts.values()]
 
 
@@ -379,7 +381,7 @@ def clock(time: float) -> str:
 
 
 def main() -> None:
-    """Measure, and put the tables where they belong."""
+    """Measure, and update the document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("JOB", "FILE"))
     options = parser.parse_args()

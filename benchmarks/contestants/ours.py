@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import common
 import torch
 from common import Arrays, Setting
@@ -15,7 +17,8 @@ from fedveil.parts.noise import Gaussian
 from fedveil.parts.report import Difference
 from fedveil.parts.schedule import Constant
 from fedveil.recipe import Recipe
-from fedveil.training import Training, prepare
+from fedveil.training.prepare import prepare
+from fedveil.training.run import Training
 
 ROUNDS = 1000  # more than are ever played, so that no round evaluates
 
@@ -53,7 +56,8 @@ def training(one: Setting, data: Arrays, engine: str) -> Training:
         evaluate_every=ROUNDS,
         diagnostics=False,
     )
-    run.key = "bench"  # a run's own key knows its engine; here all draw the same participants
+    # A run's own key depends on its engine; here all engines draw the same participants.
+    run.spec = replace(run.spec, key="bench")
     return run
 
 

@@ -1,0 +1,1 @@
+"""Flower's own FedAvg without training: nodes return random arrays. A yardstick."""
