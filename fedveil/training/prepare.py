@@ -93,9 +93,7 @@ def prepare(
     """
     place = device_of(device)
     team.place(place)
-    _check_arguments(recipe, data, rounds, evaluate_every, checkpoint_every)
-    if noise not in ("seeded", "secure"):
-        raise unknown("noise", noise, ("seeded", "secure"))
+    _check_arguments(recipe, data, rounds, evaluate_every, checkpoint_every, noise)
     if recipe.unit == "example" and data.unit == "client":
         data = data.by_example()
     recipe = with_statistics(recipe, data.origin)
@@ -120,9 +118,8 @@ def prepare(
     x = task.flatten() if start is None else start.clone()
     data = replace(data, notes=(*data.notes, *_warnings(recipe, data, delta, budget, named)))
     refuse_float64(task, place)
-    on_cpu, task = task, task.to(place)
-    work, local, people = local_work(recipe, data)
-    choice = choose_engine(engine, task, work, local, people, rounds)
+    placed = task.to(place)
+    choice = choose_engine(engine, placed, *local_work(recipe, data), rounds)
     if recipe.bound.awaits_probe:
         charging.refuse_on_budget(data, "probing norms without noise", ledger)
         recipe = probed(recipe, x, data, choice.engine, rounds, seed, team)
@@ -130,12 +127,17 @@ def prepare(
         recipe = secured(recipe)
     recipe = recipe.planned(rounds, data.clients)
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
-    # On the CPU, so that keys are equal on all devices.
-    model_facts = on_cpu.fingerprint(x, made_up(data, 1).inputs[0]) + _own_loss(on_cpu, x, data)
     fingerprint = data.fingerprint()
     facts = () if plan is None else evaluated_on(plan, data)
     identity = run_key(
-        seed, identified(recipe), rounds, model_facts, fingerprint, noise, delta, *facts
+        seed,
+        identified(recipe),
+        rounds,
+        _model_facts(task, x, data),
+        fingerprint,
+        noise,
+        delta,
+        *facts,
     )
     team.require_same(identity)
     spec = RunSpec(
@@ -148,7 +150,7 @@ def prepare(
         budget=None if per_round else budget,
         identity=identity,
         key=SecretKey.agreed(team.secret) if noise == "secure" else identity,
-        task=task,
+        task=placed,
         model=model if isinstance(model, str) else None,
         seed=seed,
         engine=engine,
@@ -209,6 +211,7 @@ def _check_arguments(
     rounds: int,
     evaluate_every: int | None,
     checkpoint_every: int | None,
+    noise: str,
 ) -> None:
     if isinstance(recipe, Recipe) and type(recipe) is not Recipe:
         raise UserError(
@@ -233,6 +236,8 @@ def _check_arguments(
     every = checkpoint_every
     if every is not None and (not isinstance(every, int) or every < 1):
         raise UserError(f"checkpoint_every is {every}; it must be at least 1 round.")
+    if noise not in ("seeded", "secure"):
+        raise unknown("noise", noise, ("seeded", "secure"))
 
 
 def _warnings(
@@ -320,6 +325,11 @@ def choose_engine(
     choice = choose(engine, task, data, local, participants, rounds=rounds)
     refuse_memory(task, choice.engine, data)
     return choice
+
+
+def _model_facts(task: Task, x: Tensor, data: Federated) -> str:
+    """What identifies the model and its loss. The task is on the CPU: keys are equal everywhere."""
+    return task.fingerprint(x, made_up(data, 1).inputs[0]) + _own_loss(task, x, data)
 
 
 def _own_loss(task: Task, x: Tensor, data: Federated) -> str:

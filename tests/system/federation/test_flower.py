@@ -44,7 +44,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
             groups = {made.processes.pid(name) for name in ("superlink", "supernode-0")}
             assert groups <= running_groups()
             yield made
-    assert not groups & running_groups()  # everything ends with the block
+    # Everything ends with the block. A process ends a moment after its SIGKILL was sent.
+    wait_for("The end of all processes", lambda: not groups & running_groups(), 30)
 
 
 def running_groups() -> set[int]:
