@@ -19,7 +19,7 @@ federation: setup
 test: setup data
 	@sh scripts/mnist
 	@sh scripts/chromium
-	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 3 --dist worksteal
 
 quick: setup
 	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "(unit or contracts) and not slow"

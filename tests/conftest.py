@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.partition("[")[0] in SLOW:
             item.add_marker("slow")
     order = [*TIERS, None]
-    items.sort(key=lambda item: (order.index(place[item]), "federation" not in item.path.parts))
+    items.sort(key=lambda item: (order.index(place[item]), not _federates(item)))
 
 
 def _tier(item: pytest.Item) -> str | None:
@@ -67,6 +67,22 @@ def _tier(item: pytest.Item) -> str | None:
     _, _, place = str(item.path).rpartition(f"{os.sep}tests{os.sep}")
     names = [tier for tier in TIERS if tier in marked] or [place.partition(os.sep)[0]]
     return names[0] if names[0] in TIERS else None
+
+
+_yielding: list[int] = []
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a federation's processes go first: they have deadlines, and wait most of the time.
+
+    Federations come first, so a process whose priority is lowered has none of them left.
+    """
+    if not _yielding and "PYTEST_XDIST_WORKER" in os.environ and not _federates(item):
+        _yielding.append(os.nice(10))
+
+
+def _federates(item: pytest.Item) -> bool:
+    return "federation" in item.path.parts and _tier(item) == "system"
 
 
 def pytest_collection_finish() -> None:

@@ -6,6 +6,7 @@ comes, whether there is noise. What a round shows is what the loop itself comput
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mode
@@ -42,6 +43,7 @@ class Scripted:
         return DenseUpdates.of([self.answers[client] for client in group.clients], len(x))
 
 
+@functools.cache
 def people(clients: int) -> Federated:
     """Clients with very different numbers of examples, which are all zero."""
     sizes = np.resize(SIZES, clients)
