@@ -120,7 +120,8 @@ def accept(
 def _short_of(agreement: Agreement) -> str:
     """What a client does whose ε is smaller than the agreement's."""
     recipe = agreement.recipe
-    if recipe.hidden(recipe.view) and not recipe.in_silos:  # charged as a whole, at first contact
+    whole = recipe.noise.correlated or (recipe.hidden(recipe.view) and not recipe.in_silos)
+    if whole:  # all rounds are charged at first contact
         return "you will take part in no round"
     return "you will leave before the last round"
 

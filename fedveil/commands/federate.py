@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, suggest_commands=False)
 Directory = Annotated[Path, typer.Argument(help="Directory of the federation.")]
 WIDTH = 13
+SHOWN = 20  # clients of a roster, at most
 
 
 @app.callback()
@@ -151,6 +152,10 @@ def show_terms(agreement: Agreement) -> None:
         entry(label, text, WIDTH)
     entry("Server sees", seen_by_server(agreement), WIDTH)
     entry("Clients", f"{len(agreement.roster)} of {n} on the roster", WIDTH)
+    for seat in agreement.roster.seats[:SHOWN]:
+        entry("", f"{seat.identity[:16]}…  {seat.name}", WIDTH)
+    if len(agreement.roster) > SHOWN:
+        entry("", f"and {len(agreement.roster) - SHOWN} more in roster.toml", WIDTH)
     if agreement.complete:
         entry("Hash", agreement.hash, WIDTH)
 

@@ -30,6 +30,8 @@ def setting(agreement: Agreement) -> Setting:
 
 def seen_by_server(agreement: Agreement) -> str:
     """What the server sees of a client that takes part."""
+    if agreement.recipe.view == "messages" and not agreement.recipe.private:
+        return "The server sees each of your messages, without noise."
     return {
         "models": "The server sees each of your messages without noise, and must be trusted with "
         "them. Only others, who see the released models, are covered by ε.",
@@ -48,8 +50,10 @@ def limit(agreement: Agreement) -> float:
 def _federation(agreement: Agreement) -> str:
     return (
         f"'{agreement.name}': {agreement.clients} clients with their own data, keys and ledgers, "
-        f"agreement {agreement.hash[:16]}…. Each client refuses another recipe, less noise or more "
-        "rounds. Requests are signed by the server, and nodes are authenticated by their keys."
+        f"agreement {agreement.hash[:16]}…. Each client refuses another recipe or less noise. A "
+        "server that starts again can ask for rounds again. Each client charges them, up to its "
+        "own ε, which then holds for it instead of the ε above. Requests are signed by the server, "
+        "and nodes are authenticated by their keys."
     )
 
 
@@ -68,8 +72,9 @@ def _aggregation(agreement: Agreement) -> str:
     terms, cohort = agreement.terms, agreement.cohort
     return (
         f"Bonawitz et al. 2017, against an active server: {terms.threshold} of {cohort} clients "
-        f"restore a lost one's masks, up to {terms.corrupt} may collude with the server, and no "
-        f"client reveals a sum of fewer than {terms.enough} messages. It relies on the roster "
-        "having the clients' own keys. An active server can abort a round, leave clients out and "
-        "choose the model that clients train on. One malicious client can spoil a sum."
+        f"restore a lost one's masks, up to {terms.corrupt} of all clients may collude with the "
+        f"server, and no client reveals a sum of fewer than {terms.enough} messages. It relies on "
+        "the roster having the clients' own keys. An active server can abort a round, choose who "
+        "takes part, leave clients out and choose the model that clients train on. One malicious "
+        "client can spoil a sum."
     )

@@ -4,9 +4,9 @@ Where the server sees who takes part, an answer is charged as the round that it 
 part is hidden and amplifies, all rounds of the run are charged at first contact, those of earlier
 openings too: not being asked is part of what is accounted. Where noise is correlated over the
 rounds, later rounds release more of an answer, so all rounds of the opening are charged at first
-contact. A silo samples inside, so its records
-are in the rounds that it answers, and in no others. Another opening of the server draws fresh noise
-and is charged again. One process at a time works with a client's ledger.
+contact. A silo samples inside, so its records are in the rounds that it answers, and in no others.
+Another opening of the server draws fresh noise and is charged again. One process at a time works
+with a client's ledger.
 """
 
 from __future__ import annotations
@@ -21,29 +21,26 @@ from fedveil.federation.agreement import Agreement
 from fedveil.federation.home import ANSWERED, LEDGER, Accepted, Home
 from fedveil.federation.requests import RefusedError
 from fedveil.ledger.charging import redrawn as as_redrawn
-from fedveil.ledger.ledger import VIEWS, Account, Facts, Ledger, open_ledger
+from fedveil.ledger.ledger import Account, Facts, Ledger, open_ledger
 from fedveil.ledger.session import BudgetError, Session
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.composition import plan
+from fedveil.privacy.guarantee import VIEWS
+from fedveil.recipe import View
 
 
 class OwnLedger:
     """What one client has released, and the ε that it allows."""
 
     def __init__(self, home: Home, agreement: Agreement, accepted: Accepted) -> None:
+        """The home is locked by the caller, before it reads what is accepted."""
         self._path, self._agreement = home.path / LEDGER, agreement
         person = hashlib.sha256(b"fedveil client\n" + home.identity.public).hexdigest()
         self._account = Account(person, agreement.recipe.unit)
         self._sessions: dict[str, Session] = {}
-        self._lock = home.lock()
-        self._lock.take()
-        try:
-            self._answered = Answered(home.path / ANSWERED)
-            if agreement.recipe.private:
-                self._grant(Budget(accepted.epsilon, accepted.delta))
-        except BaseException:
-            self._lock.release()
-            raise
+        self._answered = Answered(home.path / ANSWERED, agreement.hash)
+        if agreement.recipe.private:
+            self._grant(Budget(accepted.epsilon, accepted.delta))
 
     def _grant(self, budget: Budget) -> None:
         """Set the client's own ε as a budget on all that it releases."""
@@ -124,7 +121,7 @@ class OwnLedger:
     def _session(self, opening: str, redrawn: int = 0, since: int = 0) -> Session:
         """The session of one opening of the server; an earlier one is closed."""
         if opening not in self._sessions:
-            self._end_sessions()
+            self.close()
             self._sessions[opening] = Session(
                 open_ledger(self._path), self._facts(opening, redrawn, since), self._agreement.hash
             )
@@ -138,11 +135,18 @@ class OwnLedger:
             data=agreed.name,
             population=agreed.units,
             recipe=agreed.recipe.name,
-            stream=f"secret {opening}",
+            stream=f"secret {agreed.hash} {opening}",
             rounds=agreed.rounds + lost,
             delta=agreed.delta,
-            plans={view: plan(recipe, *size, view).resumed(since) for view in VIEWS},
+            plans={view: plan(recipe, *size, self._seen(view)).resumed(since) for view in VIEWS},
         )
+
+    def _seen(self, view: View) -> View:
+        """What a view's adversary saw of this federation: at least what its own channel shows.
+
+        A message that was sent bare is not hidden by the secure sums of a later federation.
+        """
+        return max(view, self._agreement.recipe.view, key=VIEWS.index)
 
     def spent(self) -> float:
         """ε of everything that this client has answered, in the agreement's view."""
@@ -153,11 +157,7 @@ class OwnLedger:
             ledger.close()
 
     def close(self) -> None:
-        """Close the ledger, for another process."""
-        self._end_sessions()
-        self._lock.release()
-
-    def _end_sessions(self) -> None:
+        """End the sessions of all openings."""
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
@@ -166,24 +166,23 @@ class OwnLedger:
 class Answered:
     """The rounds that a client has answered, one line each, on disk before the answer leaves."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, agreement: str) -> None:
+        self._file, self._agreement = file, agreement
         lines = file.read_text().splitlines() if file.exists() else []
         self._known = {line for line in lines if line}
 
     def has(self, opening: str, round: int) -> bool:
         """Whether this round of this opening was answered."""
-        return _line(opening, round) in self._known
+        return self._line(opening, round) in self._known
 
     def add(self, opening: str, round: int) -> None:
         """Note an answer."""
-        line = _line(opening, round)
+        line = self._line(opening, round)
         with self._file.open("a") as sink:
             sink.write(f"\n{line}\n")  # on a line of its own, whatever a full disk left before it
             sink.flush()
             os.fsync(sink.fileno())
         self._known.add(line)
 
-
-def _line(opening: str, round: int) -> str:
-    return json.dumps([opening, round])
+    def _line(self, opening: str, round: int) -> str:
+        return json.dumps([self._agreement, opening, round])

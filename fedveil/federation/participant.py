@@ -53,6 +53,15 @@ class Participant:
     """One client of one agreement, for the life of a process."""
 
     def __init__(self, home: Home, data: Federated | None = None) -> None:
+        self._lock = home.lock()  # from here on, nothing else can be accepted
+        self._lock.take()
+        try:
+            self._enter(home, data)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _enter(self, home: Home, data: Federated | None) -> None:
         self.accepted: Accepted = home.accepted
         self.agreement = home.offered(self.accepted.hash)
         self.index = home.seat(self.agreement)
@@ -89,6 +98,7 @@ class Participant:
     def close(self) -> None:
         """Close the ledger, for another process."""
         self._ledger.close()
+        self._lock.release()
 
     def spent(self) -> float:
         """ε of everything that this client has answered, in all federations."""

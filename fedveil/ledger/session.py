@@ -167,7 +167,9 @@ class Session:
         before = self.ledger.released(self._empty.noise, round)
         self.differed |= bool(before) and digest not in before
         with self.ledger.writing():
-            self.ledger.chain.add("commit", {"run": self._entry, "round": round, "digest": digest})
+            entry = self._add()  # an earlier process may have reserved the round
+            self.ledger.chain.add("commit", {"run": entry, "round": round, "digest": digest})
+        self._entry = entry
         self.ledger.sync()
 
     def end(self, view: View, rounds: int, epsilon: float, limited: bool = False) -> None:

@@ -155,7 +155,10 @@ class Guarantee:
         holds = f" It holds for a {self.unit} that takes part in {often}."
         if self.drawn is None:
             return holds
-        return f"{holds} Over the random choice of participants, ε is {rounded_up(self.drawn)}."
+        return (
+            f"{holds} If the server draws participants fairly, which nobody checks in this view, "
+            f"ε over the draw is {rounded_up(self.drawn)}."
+        )
 
     def remark(self) -> str:
         """A warning about δ, if it is too large."""

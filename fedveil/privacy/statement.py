@@ -338,8 +338,8 @@ def _line(one: Guarantee) -> str:
     if not one.hidden and one.drawn is not None and one.drawn < one.epsilon:
         often = "all rounds" if one.most == one.rounds else in_rounds(one.most)
         drawn = (
-            f" For a participant in {often}; over the random choice of participants ε = "
-            f"{rounded_up(one.drawn)}."
+            f" For a participant in {often}. If the server draws participants fairly, ε over the "
+            f"draw is {rounded_up(one.drawn)}."
         )
     return (
         f"ε = {rounded_up(one.epsilon)}, δ = {rounded_up(one.delta)} {brief} "

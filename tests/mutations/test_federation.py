@@ -29,11 +29,13 @@ from fedveil.federation.participant import Participant
 from fedveil.federation.requests import Reply, Request, model_bytes
 from fedveil.federation.secagg import messages
 from fedveil.federation.secagg.primitives import Identity
+from fedveil.ledger.session import Session
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.noise import Gaussian
 from fedveil.privacy.guarantee import guarantee
 from fedveil.recipe import Recipe
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.federation import test_holes as holes
 from tests.unit.federation import test_silo as silos
 from tests.unit.federation.conftest import one_engine  # noqa: F401  (a fixture)
 from tests.unit.federation.hall import (
@@ -170,8 +172,18 @@ def cut_short() -> None:
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / ANSWERED
         file.write_text('["ab')
-        Answered(file).add(OPENING, 1)
-        assert Answered(file).has(OPENING, 1)
+        Answered(file, "hash").add(OPENING, 1)
+        assert Answered(file, "hash").has(OPENING, 1)
+
+
+def holes_in(name: str, *given: Any) -> Callable[[], None]:
+    """A test of tests/unit/federation/test_holes.py, in a directory of its own."""
+
+    def check() -> None:
+        with tempfile.TemporaryDirectory() as place:
+            getattr(holes, name)(Path(place), *given)
+
+    return check
 
 
 def each_opening_is_charged() -> None:
@@ -495,8 +507,25 @@ MISTAKES: list[tuple[str, Callable[[Any], None], Callable[[], None]]] = [
     ),
     (
         "charging every opening",
-        line(OwnLedger, "_facts", ('f"secret {opening}"', '"secret"')),
+        line(OwnLedger, "_facts", ('f"secret {agreed.hash} {opening}"', '"secret"')),
         each_opening_is_charged,
+    ),
+    (
+        "the run of a round that was reserved before",
+        line(Session, "commit", ("entry = self._add()", "entry = self._entry")),
+        holes_in("test_a_client_that_starts_again_keeps_its_ledger", MODELS),
+    ),
+    (
+        "messages that were sent bare",
+        line(
+            OwnLedger, "_seen", ("max(view, self._agreement.recipe.view, key=VIEWS.index)", "view")
+        ),
+        holes_in("test_a_message_that_was_sent_bare_is_not_charged_as_a_secure_sum"),
+    ),
+    (
+        "the agreement of an opening",
+        line(OwnLedger, "_facts", ('f"secret {agreed.hash} {opening}"', 'f"secret {opening}"')),
+        holes_in("test_an_opening_of_two_agreements_is_charged_for_both"),
     ),
     (
         "hidden rounds",
@@ -564,7 +593,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], Callable[[], None]]] = [
     ),
     (
         "another number of parameters",
-        line(Participant, "__init__", ("self._task.dim != self.agreement.dim", "False")),
+        line(Participant, "_enter", ("self._task.dim != self.agreement.dim", "False")),
         other("dim"),
     ),
     ("whole rosters", line(Home, "accept", ("not agreement.complete", "False")), whole_rosters),

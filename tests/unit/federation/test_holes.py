@@ -16,30 +16,36 @@ from fedveil.accounting import accountant
 from fedveil.data.origin import Origin
 from fedveil.errors import UserError
 from fedveil.federation.agreement import AGREEMENT, ROSTER, Agreement, Roster, write_toml
-from fedveil.federation.home import ANSWERED, MEMORY, Accepted
+from fedveil.federation.described import seen_by_server, stated
+from fedveil.federation.founding import Trust, enrol, found
+from fedveil.federation.home import ANSWERED, MEMORY, PUBLIC, Accepted, read_seat
 from fedveil.federation.own_ledger import Answered, OwnLedger
 from fedveil.federation.participant import Participant, as_one_client
 from fedveil.federation.requests import Reply, Request
 from fedveil.federation.rounds import Served
 from fedveil.federation.serve import opened
 from fedveil.ledger.charging import redrawn
-from fedveil.parts.cohort import Poisson
+from fedveil.parts.cohort import FixedSize, Poisson
 from fedveil.parts.noise import Gaussian
 from fedveil.parts.statistics import Statistics
 from fedveil.recipe import Recipe
+from fedveil.runs.opened import Interface
 from fedveil.serialization.imports import imported
 from tests.unit.federation import test_silo as silos
 from tests.unit.federation.hall import (
     CLIENTS,
+    CORRELATED,
     DELTA,
     MESSAGES,
     MODELS,
+    PLAIN,
     ROUNDS,
     SECAGG,
     Federation,
     Hall,
     examples,
     founded,
+    of_client,
 )
 from tests.unit.federation.hall import (
     MEMORY as WITH_MEMORY,
@@ -76,9 +82,9 @@ def test_a_budget_is_not_changed_under_a_running_client(tmp_path: Path) -> None:
 
 
 def test_an_answer_is_remembered_after_a_write_that_a_full_disk_cut_short(tmp_path: Path) -> None:
-    (tmp_path / ANSWERED).write_text(f'["{OPENING}", 0]\n["{OPENING[:7]}')
-    Answered(tmp_path / ANSWERED).add(OPENING, 1)
-    again = Answered(tmp_path / ANSWERED)
+    (tmp_path / ANSWERED).write_text(f'["hash", "{OPENING}", 0]\n["hash", "{OPENING[:7]}')
+    Answered(tmp_path / ANSWERED, "hash").add(OPENING, 1)
+    again = Answered(tmp_path / ANSWERED, "hash")
     assert again.has(OPENING, 0)
     assert again.has(OPENING, 1)
 
@@ -306,3 +312,88 @@ def test_a_silo_s_sum_counts_in_the_round_that_asked_for_it(
     training.step()
     assert [record.participants for record in training.records] == [CLIENTS, CLIENTS - 1]
     training.close()
+
+
+@pytest.mark.parametrize("recipe", [MODELS, CORRELATED], ids=["hidden", "correlated"])
+def test_a_client_that_starts_again_keeps_its_ledger(tmp_path: Path, recipe: Recipe) -> None:
+    """All rounds are charged at first contact, so the second process has nothing to reserve."""
+    made = founded(tmp_path, recipe)
+    me = made.participant(0)
+    assert word(me, made, invitation(made)) == "message"
+    spent = me.spent()
+    me.close()
+    again = made.participant(0)
+    assert word(again, made, invitation(made, round=2)) == "message"
+    assert again.spent() == spent
+    again.close()
+    made.participant(0).close()  # its ledger can be read
+
+
+def test_a_message_that_was_sent_bare_is_not_charged_as_a_secure_sum(tmp_path: Path) -> None:
+    """The ε of a client is over all federations, whatever their views are."""
+    bare = founded(tmp_path, MESSAGES)
+    me = bare.participant(0)
+    for round in range(ROUNDS):
+        assert word(me, bare, invitation(bare, round=round)) == "message"
+    spent = me.spent()
+    me.close()
+    summed = tmp_path / "summed"
+    data = Interface.of(bare.data)
+    found(
+        summed, "people", SECAGG, data, CLIENTS, "softmax", ROUNDS, delta=DELTA, trust=Trust(2, 0)
+    )
+    agreement = enrol(summed, [read_seat(home.path / PUBLIC) for home in bare.homes])
+    bare.homes[0].accept(bare.homes[0].offer(summed).hash, 200.0)
+    again = Participant(bare.homes[0], of_client(bare.data, 0))
+    assert agreement.recipe.view == "sum"
+    assert again.spent() >= spent
+    again.close()
+
+
+def test_a_smaller_budget_is_not_accepted_while_a_client_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would start with the larger one, and not notice."""
+    made = founded(tmp_path, MESSAGES)
+    home = made.homes[0]
+
+    def loading(*_: Any) -> Any:
+        home.accept(made.agreement.hash, 1.0)
+
+    monkeypatch.setattr("fedveil.federation.participant.make_task", loading)
+    with pytest.raises(UserError, match="in use"):
+        made.participant(0)
+    assert home.accepted.epsilon == 200.0
+    home.accept(made.agreement.hash, 1.0)  # the client that did not start has let go of its home
+
+
+def test_an_opening_of_two_agreements_is_charged_for_both(tmp_path: Path) -> None:
+    """A server may name its openings alike. Each agreement's answers have their own noise."""
+    first = founded(tmp_path / "first", MODELS)
+    me = first.participant(0)
+    assert word(me, first, invitation(first)) == "message"
+    spent = me.spent()
+    me.close()
+    directory = tmp_path / "second"
+    data = Interface.of(first.data)
+    found(directory, "others", MODELS, data, CLIENTS, "softmax", ROUNDS, delta=DELTA)
+    agreement = enrol(directory, [read_seat(home.path / PUBLIC) for home in first.homes])
+    first.homes[0].accept(first.homes[0].offer(directory).hash, 200.0)
+    second = replace(first, directory=directory, agreement=agreement)
+    again = second.participant(0)
+    assert word(again, second, invitation(second)) == "message"
+    assert again.spent() > 1.2 * spent
+    again.close()
+
+
+def test_statements_promise_what_is_enforced(tmp_path: Path) -> None:
+    """A server that starts again is limited by each client's own ε, and draws as it likes."""
+    some = replace(MESSAGES, cohort=FixedSize(3))
+    text = stated(founded(tmp_path, some).agreement).text()
+    assert "or more rounds" not in text
+    assert "up to its own ε, which then holds" in text
+    assert "If the server draws participants fairly, which nobody checks" in text
+    bare = replace(
+        founded(tmp_path / "bare", PLAIN).agreement, recipe=replace(PLAIN, view="messages")
+    )
+    assert "without noise" in seen_by_server(bare)
