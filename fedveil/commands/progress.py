@@ -18,8 +18,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from fedveil.diagnosis.answers import one_class
-from fedveil.training.metrics import shown, titled
 from fedveil.training.records import quality, spending
 
 if TYPE_CHECKING:
@@ -71,6 +69,8 @@ def watcher() -> Watcher:
 
 def reached(training: Training, record: Record) -> str:
     """The metric that ranks runs after a round, and whether it carries noise."""
+    from fedveil.training.metrics import titled
+
     spec = training.spec
     return quality(record, titled(spec.metrics.main.name), spec.evaluation is not None)
 
@@ -261,6 +261,8 @@ def show_start(training: Training, worded: Callable[[str], str] = str) -> None:
 
 def show_summary(result: Result, advice: list[str]) -> None:
     """Show accuracy, guarantee, files, and what to do next."""
+    from fedveil.diagnosis.answers import one_class
+
     print()
     whole = len(result.records) == result.rounds
     ended = "" if whole else f" (stopped after {len(result.records):,} of {result.rounds:,} rounds)"
@@ -287,6 +289,8 @@ def show_summary(result: Result, advice: list[str]) -> None:
 
 def measured_lines(found: Evaluation | None) -> Iterator[str]:
     """Each metric with its interval and its baseline, the main one first."""
+    from fedveil.training.metrics import shown, titled
+
     if found is None:
         return
     for m in sorted(found.metrics, key=lambda m: m.name != found.metric):

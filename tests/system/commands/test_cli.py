@@ -435,12 +435,23 @@ def test_an_ascii_terminal_does_not_end_a_run(
     assert b"round 1/1" in sink.getvalue()
 
 
+def typed(command: str) -> str:
+    return f"import sys; sys.argv[1:] = ['{command}']\nfrom fedveil.cli import main"
+
+
+HEAVY = {"torch", "polars", "dp_accounting", "sklearn", "scipy", "PIL"}
+
+
 @pytest.mark.parametrize(
-    "code",
-    ["import fedveil", "import sys; sys.argv[1:] = ['--help']\nfrom fedveil.cli import main"],
+    ("code", "heavy"),
+    [
+        ("import fedveil", HEAVY | {"numpy"}),
+        (typed("--help"), HEAVY | {"numpy"}),
+        (typed("datasets"), HEAVY),
+    ],
+    ids=["import", "--help", "datasets"],
 )
-def test_starting_is_light(code: str) -> None:
-    heavy = "{'torch', 'polars', 'dp_accounting', 'sklearn', 'scipy', 'numpy', 'PIL'}"
+def test_starting_is_light(code: str, heavy: set[str]) -> None:
     ending = "\ntry:\n    main()\nexcept (NameError, SystemExit):\n    pass\n"
     check = f"import sys\nassert not {heavy} & set(sys.modules), {heavy} & set(sys.modules)\n"
     done = subprocess.run(
