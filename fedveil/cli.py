@@ -92,7 +92,7 @@ def _complain(sentence: str) -> None:
 def top(
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
 ) -> None:
-    """Train models over many people's data with a privacy guarantee that is true."""
+    """Train models on many people's data with differential privacy."""
     if version:
         from fedveil import __version__
 

@@ -217,7 +217,7 @@ class Recipe:
             steps = tuple(step.event(dim, UNKNOWN, "models") for step in self.insides(population))
             return events.InSilos(steps, self.local.inner_steps)
         if not message.bounded:
-            return events.NonPrivate("a message is not bounded")
+            return events.NonPrivate("updates are not clipped")
         if self.noise.at == "server" and view != "models" and not self.in_silos:
             return events.NonPrivate("the server sees every message before noise is added")
         sensitivity = message.sensitivity(self.adjacency(view))

@@ -116,7 +116,7 @@ class Correlation(TypedDict, total=False):
     separation: Annotated[
         int | None,
         Default(None),
-        "Least rounds between participations, with correlated noise; the most that fit if None.",
+        "Minimum rounds between participations with correlated noise; the most that fit if None.",
     ]
     bands: Annotated[
         int | None, Default(None), "Bands of banded noise; as many as the separation if None."

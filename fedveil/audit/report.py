@@ -122,7 +122,7 @@ class Audit:
     def _attendance(self) -> str:
         if self.attendance < ALARM:
             return f"canaries took part more often than accounted (p = {self.attendance:.1g})."
-        return "canaries took part no more often than accounted."
+        return "canaries were sampled no more often than accounted for."
 
     def verdict(self) -> str:
         """Whether the proof holds up."""

@@ -39,7 +39,7 @@ def audit(
     seed: Annotated[int | None, typer.Option(help="Random seed, instead of the settings'.")] = None,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Train once with canaries and bound ε from below.
+    """Train with canaries, and bound ε from below empirically.
 
     Shows the empirical lower bound beside the proven ε. Exits with code 1 if they contradict each
     other. The model of an audited run is discarded.

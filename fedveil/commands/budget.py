@@ -385,7 +385,7 @@ def _spending(
     if why:
         text += f"; {why}"
     elif not same and spent:
-        text += "; for information only: a guarantee needs a budget set before the runs"
+        text += "; informational: a guarantee needs a budget set before the runs"
     plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
     silos = _silo_lines(books, account, view, at, labels)
     return {"view": view, "budget": budget.epsilon if budget else None, **plain, "silos": silos}
@@ -434,7 +434,7 @@ def _beside(budget: Budget | None, same: bool, spent: float) -> str:
         return f"; the budget is {short(budget.epsilon)} at δ = {short(budget.delta)}"
     if math.isinf(spent):
         return ""
-    return f", {math.ceil(100 * spent / budget.epsilon)}% of it"
+    return f", {math.ceil(100 * spent / budget.epsilon)}% used"
 
 
 def _exposed(books: Ledger, account: Account, view: Any) -> str:
@@ -451,7 +451,7 @@ def _count(number: int, what: str) -> str:
 
 def _rounds(reserved: int, uncommitted: int) -> str:
     """Rounds charged; uncommitted ones were lost in a crash and still count."""
-    lost = f", {uncommitted:,} of them never committed" if uncommitted else ""
+    lost = f", {uncommitted:,} of them not completed" if uncommitted else ""
     return f"{_count(reserved, 'round')} charged{lost}"
 
 

@@ -41,18 +41,24 @@ def init(
     from fedveil.commands.progress import entry
     from fedveil.federation.flower.keys import write_node_key
     from fedveil.federation.home import PUBLIC, SETTINGS, Home
+    from fedveil.training.settings import read_settings
 
     if (home / SETTINGS).exists():
-        raise UserError(f"{home} is the home of a client already. Name another with --home.")
-    home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    node = write_node_key(home / NODE)
+        raise UserError(
+            f"{home} already contains a client. Edit its client.toml, or choose another --home."
+        )
+    read_settings(None, asked)  # refuses what no data can be loaded by
     data = dict(asked.get("data", {}))
     if "path" in data:
         data["path"] = str(Path(data["path"]).resolve())
+        if not Path(data["path"]).exists():
+            raise UserError(f"{data['path']} does not exist. Give this client's own data.")
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    node = write_node_key(home / NODE)
     Home.create(home, name or home.resolve().name, data, node)
     entry("Public", f"{home / PUBLIC}: send it to the coordinator", WIDTH)
     entry("Private", f"{home / 'identity'}, {home / NODE}: keep them here", WIDTH)
-    entry("Next", f"fedveil client check DIRECTORY --home {home}", WIDTH)
+    entry("Next", f"once everybody is enrolled: fedveil client check DIR --home {home}", WIDTH)
 
 
 @app.command()

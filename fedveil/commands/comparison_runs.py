@@ -103,7 +103,7 @@ def conclude_selection(
         entry("Selected", f"{chosen.label}, {score}", width=13)
         entry("Saved", f"{run.path}", width=13)
     entry("Privacy", price.sentence(), width=13)
-    entry("Assumed", price.assumed, width=13)
+    entry("Assumptions", price.assumed, width=13)
 
 
 def save_selection(

@@ -199,8 +199,8 @@ def _named(s: MemberResult) -> str:
 
 def _marks(found: Sequence[MemberResult]) -> str:
     if all(s.significant is None for s in found):
-        why = f"none: a test needs at least {LEAST_SEEDS} seeds of two members"
-        return f"{why}. Differences here may be chance. Use five seeds."
+        why = f"not tested: a test needs two configurations with at least {LEAST_SEEDS} seeds each"
+        return f"{why}. Differences here may be chance."
     return (
         f"* best mean; ↓ significantly different from it (p < {LEVEL:g}, two-sided paired t-test "
         "over seeds, Holm's correction); ~ may be chance. Seeds vary the initial model, cohorts "
@@ -260,8 +260,8 @@ def _choosing(measure: Measure, exact: bool) -> str:
         "--private-evaluation)."
     )
     return (
-        f"choosing a member by its {titled(measure.name)} uses all of these runs: releasing it "
-        f"costs the ε of all of them together, not that of one run.{uncovered if exact else ''} "
+        f"choosing a configuration by its {titled(measure.name)} uses all of these runs. Releasing "
+        f"it costs their composed ε, not that of one run.{uncovered if exact else ''} "
         "`--select-privately` costs less."
     )
 

@@ -22,7 +22,7 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="Directory of the run.")],
     as_json: flags.AsJson = False,
 ) -> None:
-    """Find problems of a run, and suggest what to try.
+    """Find problems in a run, and suggest what to try.
 
     Every problem comes with its evidence in numbers.
     """

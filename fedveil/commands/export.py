@@ -30,4 +30,8 @@ def export(
     for kind, out in asked:
         found = exported(opened, out, kind)
         shape = ", ".join(map(str, opened.interface.inputs))
-        entry("", f"{out}   inputs [rows, {shape}]; outputs agree within {found:.2g}", width=0)
+        entry(
+            "",
+            f"{out}   inputs [rows, {shape}]; largest difference of outputs {found:.2g}",
+            width=0,
+        )

@@ -10,6 +10,8 @@ import typer
 from fedveil.commands import flags
 from fedveil.errors import UserError
 
+WIDE = 33  # of a name, and whether it is installed
+
 
 @flags.from_settings("client", "label")
 def datasets(
@@ -30,15 +32,15 @@ def datasets(
         _describe(path, asked.get("data", {}))
         return
     for known in CATALOG.values():
-        here = "here" if known.here() else "not here"
-        entry(f"{known.name:17} {here}", known.summary, width=28)
-        entry("", known.citation, width=28)
+        here = "installed" if known.here() else "not installed"
+        entry(f"{known.name:18} {here}", known.summary, width=WIDE)
+        entry("", known.citation, width=WIDE)
     print()
-    entry("Your own", "--path table.csv --client user_id --label y", width=28)
-    entry("", "--path images.zip (or a directory) with a folder per class;", width=28)
-    entry("", "example-level, or with --simulate-clients N", width=28)
-    entry("", "--path roles.txt, a play: roles and their lines", width=28)
-    entry("", "--path saved, a directory written by fedveil.save_federated", width=28)
+    entry("Your own", "--path table.csv --client user_id --label y", width=WIDE)
+    entry("", "--path images.zip (or a directory) with a folder per class;", width=WIDE)
+    entry("", "example-level, or with --simulate-clients N", width=WIDE)
+    entry("", "--path roles.txt, a play: roles and their lines", width=WIDE)
+    entry("", "--path saved, a directory written by fedveil.save_federated", width=WIDE)
 
 
 def algorithms(

@@ -65,7 +65,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
         yield (
             "Noise",
             f"{short(found.noise, 3)} on the mean, against a signal of "
-            f"{short(found.signal, 3)} at first; "
+            f"{short(found.signal, 3)} in round 1; "
             f"signal-to-noise ratio {short(found.ratio, 2)} per round, "
             f"{short(found.run_ratio, 2)} over the run (√K times that){_average(found)}.",
         )
@@ -116,11 +116,9 @@ def verdict(plan: Plan) -> str:
         if plan.metric not in (None, "accuracy"):
             text += f" What they lost of {titled(plan.metric or '')} was not measured."
     if word == "will work":
-        return f"{text} Runs work from {WORKS:g} on."
-    if plan.silos is not None:
-        return f"{text} Runs work from {WORKS:g} on, and are hopeless below {HOPELESS:g}."
-    thresholds = f"Runs work from {WORKS:g} on, and are hopeless below {HOPELESS:g}."
-    return f"{text} {thresholds} {needed(plan)}."
+        return f"{text} A ratio of {WORKS:g} is enough."
+    text += f" A ratio of {WORKS:g} is enough. Below {HOPELESS:g}, runs are hopeless."
+    return text if plan.silos is not None else f"{text} {needed(plan)}."
 
 
 def _lost(ratio: float) -> str:
@@ -179,7 +177,7 @@ def messages(plan: Plan) -> str:
 def computing(plan: Plan) -> str:
     """Multiplications per unit, and seconds on this machine."""
     cost = plan.cost
-    how = "timed on zeros" if cost.tried else "estimated"
+    how = "timed" if cost.tried else "estimated"
     return (
         f"{_scientific(cost.products)} multiplications per {plan.known.unit} and round; on one "
         f"core of this machine {duration(cost.seconds)} per round, "

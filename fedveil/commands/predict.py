@@ -50,7 +50,7 @@ def predict(
     found = predictions(opened, table, probabilities, threshold, alert_rate)
     if alert_rate is not None and threshold is None:
         used = threshold_at(opened.probabilities(table)[:, 1], alert_rate)
-        print(f"--threshold {used:.6g} gives the same answers.", file=sys.stderr)
+        print(f"Threshold used: {used:.6g}. Reuse it with --threshold.", file=sys.stderr)
     if out is None:
         sys.stdout.write(found.write_csv())
         return

@@ -68,7 +68,7 @@ def _show(found: str, statement: Statement, as_json: bool) -> None:
         show_json(statement.plain() | ({"found": found} if found else {}))
         return
     if found:
-        entry("Found", found, width=13)
+        entry("Computed", found, width=13)
     for label, text in statement.entries():
         entry(label, text, width=13)
 

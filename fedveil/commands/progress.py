@@ -300,7 +300,7 @@ def measured_lines(found: Evaluation | None) -> Iterator[str]:
         if m.low is not None and m.high is not None:
             notes.append(f"95% interval {shown(m.low, m.share)} to {shown(m.high, m.share)}")
         if m.baseline is not None:
-            notes.append(f"constant answer {shown(m.baseline, m.share)}")
+            notes.append(f"constant baseline {shown(m.baseline, m.share)}")
         told = f" ({'; '.join(notes)})" if notes else ""
         yield f"{titled(m.name)} {shown(m.value, m.share)}{told}"
 

@@ -90,7 +90,7 @@ def train(
         model: Name of a model, `package.module:Class`, or a `torch.nn.Module`.
         rounds: Number of training rounds.
         epsilon: ε that the noise is calibrated to. [default: the recipe's own noise]
-        delta: δ of the guarantee. [default: a power of ten below 1/n, at most 1e-5]
+        delta: δ of the guarantee. [default: 1e-5, or 0.1/n if smaller]
         seed: Seed of the model, the cohorts and seeded noise.
         engine: How updates are computed: auto, factored, dense or loop.
         evaluate_every: Rounds between two evaluations. [default: 20 evaluations per run]
@@ -98,7 +98,7 @@ def train(
         watch: Function that is called with the training and a record after every round.
         noise: 'secure' draws integer noise from the operating system's randomness.
         per_round: Calibrate the noise of a single round to (ε, δ).
-        checkpoint_every: Rounds between two checkpoints. [default: by time]
+        checkpoint_every: Rounds between two checkpoints. [default: at every evaluation]
         ledger: Ledger that records the run. [default: the user's ledger]
         diagnostics: Record private diagnostics. [default: unless noise is secure]
         loss: Name such as 'focal(gamma=2)', or your function (outputs, targets) → [n].

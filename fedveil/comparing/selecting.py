@@ -49,7 +49,7 @@ ASSUMED = (
 ASSUMED_NOISY = f"runs are compared by their noisy scores, which ε covers. {SECRET}"
 RESTATED = {  # lines that differ from the statement of a single run
     "Diagnostics": "the round means in metrics.parquet. These are private data: no ε covers them.",
-    "Accounted": "by Rényi divergences, from dp-accounting for one run. The best of several: "
+    "Accounting": "by Rényi divergences, from dp-accounting for one run. The best of several: "
     "Papernot and Steinke 2022, Theorems 2 and 6.",
 }
 
@@ -83,7 +83,7 @@ class SelectionCost:
         """The guarantee as text."""
         from fedveil.accounting.rounding import rounded_up, short
 
-        made_up = "Simulation: the clients are made up, so nobody real is protected. "
+        made_up = "Simulation: clients are simulated, so no real person is protected. "
         return (made_up if self.simulated else "") + (
             f"Releasing only the best of a random number of runs ({described(self.law)['law']}, "
             f"{short(self.law.mean, 3)} expected) is ({rounded_up(self.epsilon)}, "

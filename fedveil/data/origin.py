@@ -98,9 +98,9 @@ class Origin:
         """The caveats that precede the ε in a statement, as one phrase.
 
         >>> Origin(simulated=True).caveat
-        'the clients are made up, so nobody real is protected'
+        'clients are simulated, so no real person is protected'
         """
-        made_up = "the clients are made up, so nobody real is protected"
+        made_up = "clients are simulated, so no real person is protected"
         copies = "several clients own copies of one example, and a guarantee covers one of them"
         apart = f"it does not cover {self.excluded}, read from private data without noise"
         said = (

@@ -1,1 +1,1 @@
-"""Find problems of a run from its recorded metrics, and suggest changes."""
+"""Find problems in a run from its recorded metrics, and suggest changes."""

@@ -140,8 +140,8 @@ TOO_SHORT = Rule(
     _steps,
     _too_short,
     lambda n: (
-        "global steps are too short: at the end of a step, the slope along it is still "
-        f"{min(n['slope'], 1.0):.0%} of its initial size. {_unfinished(n)}"
+        "global steps are too short: at the end of a step, the directional derivative of the loss "
+        f"is still {min(n['slope'], 1.0):.0%} of its initial size. {_unfinished(n)}"
     ),
     lambda n: (
         f"make steps {figure(n['longer'])}× as long"

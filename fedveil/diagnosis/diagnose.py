@@ -32,6 +32,10 @@ class Diagnosis:
     findings: tuple[Finding, ...]
     unjudged: tuple[str, ...]  # names of rules whose numbers were not recorded
 
+    def __repr__(self) -> str:
+        """The most important finding. `wrong` has all problems, with advice."""
+        return f"Diagnosis({self.run.recipe.name}, {self.facts()}. {self.verdict()})"
+
     @property
     def wrong(self) -> tuple[Finding, ...]:
         """The findings that are problems."""
@@ -69,7 +73,7 @@ class Diagnosis:
         if run.clip is not None and clipped is not None:
             shown.append(f"{clipped:.0%} of updates clipped")
         if ratio is not None:
-            shown.append(f"signal-to-noise ratio {figure(ratio)}")
+            shown.append(f"signal-to-noise ratio {figure(ratio)} per round")
         if cosine is not None:
             shown.append(f"mean cosine to the previous global update {cosine:.2f}")
         losses = run.column("loss")

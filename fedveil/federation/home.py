@@ -55,7 +55,7 @@ class Home:
     def create(cls, path: Path, name: str, data: Mapping[str, Any], node: str = "") -> Home:
         """A new directory with a fresh identity; one in use is refused."""
         if (path / SETTINGS).exists():
-            raise UserError(f"{path} is the home of a client already. Name another directory.")
+            raise UserError(f"{path} already contains a client. Name another directory.")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = cls(path)
         write_secret(path / IDENTITY, secrets.token_bytes(SEED))

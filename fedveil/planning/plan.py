@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from fedveil.accounting.rounding import short
 from fedveil.errors import UserError, unknown
 from fedveil.models.losses import target_of
 from fedveil.planning.compute import Cost, expected_cost
@@ -70,6 +71,15 @@ class Plan:
     noises: tuple[NoiseChoice, ...] = ()  # independent noise first, then correlated ones
     metric: str | None = None  # that runs are to be ranked by, if it was named
     silos: Silos | None = None  # if it is the plan of one silo by itself
+
+    def __repr__(self) -> str:
+        """One line. `plain()` has all numbers."""
+        ratio = f", signal-to-noise ratio {short(self.forecast.run_ratio, 2)} over the run"
+        return (
+            f"Plan({self.recipe.name}: {self.participants:,.0f} of {self.case.population:,} "
+            f"{self.known.unit}s per round, {self.case.rounds:,} rounds, {self.verdict.word}"
+            f"{ratio if self.recipe.private else ''})"
+        )
 
     @property
     def recipe(self) -> Recipe:

@@ -109,7 +109,7 @@ class Guarantee:
         apart = f"apart from {excluded}, read from private data without noise, " if excluded else ""
         if self.origin.simulated:
             return (
-                "Simulation: the clients are made up, so nobody real is protected. For real "
+                "Simulation: clients are simulated, so no real person is protected. For real "
                 f"clients, {apart}this training would be"
             )
         claim = f"{apart}this training is"

@@ -119,8 +119,8 @@ class Statement:
             yield "Ledger", self.ledger
         if self.bits is not None:
             yield "Messages", f"{self.bits} bits per coordinate, {self.message_bytes:,} bytes each."
-        yield "Accounted", _accountant()
-        yield "Assumed", _sentences(self._assumptions())
+        yield "Accounting", _accountant()
+        yield "Assumptions", _sentences(self._assumptions())
         yield "Not covered", _sentences(self._not_covered())
 
     def text(self) -> str:
@@ -360,7 +360,7 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
 def _accountant() -> str:
     version = importlib.metadata.version("dp-accounting")
     return (
-        f"By dp-accounting {version}. Gaussian, pure and sampled releases: privacy loss "
+        f"By dp-accounting {version}. Gaussian, pure-DP and subsampled releases: privacy loss "
         "distributions, rounded up. Integer noise: the Gaussian that dominates it, or its Rényi "
         "divergences, whichever gives the smaller ε."
     )

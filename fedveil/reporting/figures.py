@@ -56,7 +56,7 @@ def plot(
         dim: Number of parameters of the model, for a recipe.
         rounds: Number of rounds, for a recipe.
         epsilon: ε that a recipe's noise is calibrated to. [default: its own noise]
-        delta: δ of a recipe's guarantee. [default: a power of ten below 1/n, at most 1e-5]
+        delta: δ of a recipe's guarantee. [default: 1e-5, or 0.1/n if smaller]
 
     >>> plot("runs/a", "Loss").show()  # doctest: +SKIP
     """

@@ -136,7 +136,7 @@ def _beside_constant(member: ReportMember) -> str:
     main = known.get(member.measure.name)
     if main is None or main.baseline is None:
         return ""
-    return f"; constant answer {scored(main.baseline, main.share)}"
+    return f"; constant baseline {scored(main.baseline, main.share)}"
 
 
 def _spread(values: Sequence[float], percent: bool) -> str:

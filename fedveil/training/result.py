@@ -87,7 +87,7 @@ class Result:
         """Metrics and guarantee as tables, for notebooks."""
         found = self.evaluation
         rows = [] if found is None else [_row(m) for m in found.metrics if m.value is not None]
-        head = ("metric", "value", "95% interval", "constant answer")
+        head = ("metric", "value", "95% interval", "constant baseline")
         title = f"{self.recipe.name} on {self.data}, {len(self.records):,} rounds"
         title += "" if found is None or found.exact else ", with noise"
         metrics = markup.table(rows, head, title) if rows else ""

@@ -67,7 +67,7 @@ class DataSettings(BaseModel):
     )
     holdout: Literal["clients", "rows"] | None = Field(
         default=None,
-        description="What of a table is held out for testing: clients or rows. [default: clients]",
+        description="Hold out clients or rows of a table for testing. [default: clients]",
     )
     test: Path | None = Field(
         default=None, description="Table of test rows. [default: a fifth of the clients]"
@@ -169,7 +169,7 @@ class Settings(BaseModel):
     )
     parameters: dict[str, Any] = Field(
         default_factory=dict,
-        description="Parameter of the algorithm, such as --set clip=1.0 (repeatable).",
+        description="Parameter of the algorithm, such as --set steps=5 (repeatable).",
     )
     data: DataSettings = Field(
         default=DataSettings(),
@@ -196,14 +196,14 @@ class Settings(BaseModel):
         ge=0,
         le=200,
         description="ε of the statistics of a table alone: ranges, categories, classes. 0: none. "
-        "[default: as much as leaves 95% of ε to the training]",
+        "[default: leaves 95% of ε for training]",
     )
     private_evaluation: float | None = Field(
         default=None,
         gt=0,
         le=200,
-        description="ε of all evaluations by themselves, which then carry noise. The run's ε "
-        "covers them and the training. [default: exact evaluations, which no ε covers]",
+        description="Add noise to all evaluations, with this ε for the evaluations alone. The "
+        "run's ε covers them and the training. [default: exact evaluations, which no ε covers]",
     )
     per_round: bool = Field(
         default=False, description="Apply ε and δ to each round, not to the run."

@@ -87,7 +87,7 @@ def test_a_statement_describes_a_stranger_s_parts_as_themselves() -> None:
     assert "at most 4 times" in said["Sampling"]
     assert said["Noise"].startswith("OwnNoise(multiplier=2.0), added by the server")
     for kind in ("CoinFlips", "BlockClip", "OwnNoise", "Nesterov"):
-        assert f"own_parts:{kind}" in said["Assumed"]
+        assert f"own_parts:{kind}" in said["Assumptions"]
     assert "every client" not in str(said)
 
 

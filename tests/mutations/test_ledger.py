@@ -156,7 +156,7 @@ def check_caps() -> None:
 
 def check_assumed() -> None:
     """Who bounds a message towards a view must be somebody who is trusted there."""
-    told = dict(statement.statement(SECAGG, DIM, CLIENTS, 5, DELTA).entries())["Assumed"]
+    told = dict(statement.statement(SECAGG, DIM, CLIENTS, 5, DELTA).entries())["Assumptions"]
     assert "by its client itself, or in view models by the server on receipt" in told
     assert "no sum with noise from fewer than 25 honest clients" in told
 

@@ -140,7 +140,7 @@ def test_a_large_delta_is_remarked_upon() -> None:
 
 def test_no_guarantee_says_why() -> None:
     assert guarantee(algorithms.fedavg(), 10, 100, 5, 1e-5).sentence() == (
-        "No privacy guarantee: a message is not bounded."
+        "No privacy guarantee: updates are not clipped."
     )
     clipped = guarantee(algorithms.clipped_fedavg(clip=1.0), 10, 100, 5, 1e-5)
     assert "no noise" in clipped.sentence()

@@ -36,7 +36,7 @@ def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     assert said
     shown = well(run("budget", "show"))
     assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
-    assert f"  models     ε = {said[1]} at δ = 1e-5 (zero-out); for information" in shown
+    assert f"  models     ε = {said[1]} at δ = 1e-5 (zero-out); informational" in shown
     assert "Recorded     3 rounds charged, from 1 noise stream\n" in shown
     for target in ("digits", "a", "a/recipe.toml"):
         assert well(run("budget", "show", target)) == shown
@@ -65,7 +65,7 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
     )
     shown = well(run("budget", "show", "--delta", 1e-6))
     assert re.search(
-        r"ε = \S+ at δ = 1e-6 \(zero-out\); the budget is 2 at δ = 1e-5; for information", shown
+        r"ε = \S+ at δ = 1e-6 \(zero-out\); the budget is 2 at δ = 1e-5; informational", shown
     )
     outcome = run("train", *NORMEC, "--rounds", 30, "--out", "b")
     assert outcome.code == 2
@@ -118,7 +118,7 @@ def test_a_budget_can_be_set_before_the_first_run(run: Run, tmp_path: Path) -> N
     assert "ε = 0 of 3 at δ = 1e-6" in shown
     well(run("train", "plan.toml", "--out", "a"))
     assert re.search(
-        r"models     ε = \S+ of 3 at δ = 1e-6 \(zero-out\), \d+% of it", run("budget", "show").out
+        r"models     ε = \S+ of 3 at δ = 1e-6 \(zero-out\), \d+% used", run("budget", "show").out
     )
 
 

@@ -105,9 +105,9 @@ def _between(text: str, start: str, end: str) -> str:
 def test_every_data_set_is_listed(run: Run) -> None:
     out = trained(run("datasets")).out
     for name, entry in CATALOG.items():
-        assert re.search(rf"^{re.escape(name)} +(not )?here +", out, re.MULTILINE)
+        assert re.search(rf"^{re.escape(name)} +(not )?installed +", out, re.MULTILINE)
         assert entry.citation in out
-    assert re.search(r"^digits +here", out, re.MULTILINE)
+    assert re.search(r"^digits +installed", out, re.MULTILINE)
 
 
 def test_every_algorithm_is_listed_with_citation_and_parameters(run: Run) -> None:
@@ -180,7 +180,7 @@ def test_a_table_is_trained_on(run: Run, table: Path) -> None:
     flags += ("--holdout", "rows")
     out = trained(run("train", *flags, "--rounds", 2, "--out", "a")).out
     assert "fedavg on people: 8 clients" in out
-    assert "Privacy      No privacy guarantee: a message is not bounded." in out
+    assert "Privacy      No privacy guarantee: updates are not clipped." in out
 
 
 def test_flags_win_over_the_file(run: Run, tmp_path: Path) -> None:

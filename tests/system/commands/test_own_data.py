@@ -82,11 +82,11 @@ def test_made_up_clients_are_said_to_protect_nobody(run: Run, tmp_path: Path) ->
     simulated = ("--simulate-clients", 12, "--set", "rate=0.5")
     well(run("train", *IMAGES, *FEDAVG, *simulated, "--out", "a"))
     first = (tmp_path / "a" / "privacy.txt").read_text().splitlines()[0]
-    assert first.startswith("Privacy     Simulation: the clients are made up, so nobody real")
+    assert first.startswith("Privacy     Simulation: clients are simulated, so no real person")
     origin = json.loads((tmp_path / "a" / "summary.json").read_bytes())["privacy"]["origin"]
     assert origin["simulated"]
     again = well(run("train", "a/recipe.toml", "--out", "b"))
-    assert "Simulation: the clients are made up" in again
+    assert "Simulation: clients are simulated" in again
     well(run("bench", *IMAGES, *FEDAVG[:2], *simulated[:2], "--rounds", 1))
     well(run("plan", *IMAGES[:4], *FEDAVG, *simulated))
 

@@ -11,7 +11,7 @@ import pytest
 from fedveil.data.origin import MARK, Origin, footnote
 from tests.conftest import Outcome, Run
 
-MADE_UP = "the clients are made up, so nobody real is protected"
+MADE_UP = "clients are simulated, so no real person is protected"
 FITTED = "it does not cover the column types and the means and deviations of x, read from private"
 DIGITS = ("--dataset", "digits", "--clients", 20)
 ROUNDS = ("--epsilon", 8, "--rounds", 2)

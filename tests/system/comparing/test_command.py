@@ -116,7 +116,7 @@ def test_the_table_says_what_looking_costs(compared: tuple[Path, str, Path]) -> 
         r"Total cost   all 4 runs together have spent ε = \S+ at δ = 1e-5 in view", said
     )
     assert "costs the ε of all of them together, not that of one run" in said
-    assert "a test needs at least 3 seeds of two members" in said
+    assert "a test needs two configurations with at least 3 seeds each" in said
     assert len(re.findall(r"^run \d/4  ", said, re.M)) == 4
 
 
@@ -264,7 +264,7 @@ def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
     rows = SavedRun.open(kept).rows
     assert {row["epsilon"] for row in rows} - {None} == {priced["epsilon"]}
     assert "selects one run privately" in refused("compare", "c")
-    assert "Assumed" in said
+    assert "Assumptions" in said
     assert "was selected among several runs" in refused("privacy", kept)
     ledger_now = Ledger(ledger)
     (account,) = ledger_now.accounts()

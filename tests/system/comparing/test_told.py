@@ -100,7 +100,7 @@ def test_an_epsilon_of_other_neighbours_or_units_is_told() -> None:
 
 def test_two_seeds_are_told_to_be_few() -> None:
     tested = standing("dp_fedavg", "add-remove")
-    assert "a test needs at least 3 seeds" in _marks([replace(tested, significant=None)])
+    assert "with at least 3 seeds each" in _marks([replace(tested, significant=None)])
     assert "at least 3 seeds" not in _marks([tested])
 
 

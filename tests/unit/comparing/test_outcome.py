@@ -105,7 +105,7 @@ COST = {
 def test_with_one_seed_the_notes_say_that_nothing_was_tested() -> None:
     found = judged([standing("a", 0.9), standing("b", 0.1)], ACCURACY)
     said = dict(notes(compared(*found), found, ACCURACY, None))
-    assert said["Marks"].startswith("none: a test needs at least 3 seeds")
+    assert said["Marks"].startswith("not tested: a test needs two configurations")
     assert said["Privacy"].startswith("no ledger here records these runs")
 
 
@@ -117,7 +117,7 @@ def test_the_notes_say_what_all_cost_and_what_choosing_means() -> None:
         "earlier runs on these data, ε = 13, by the ledger. This is for information only: a "
         "guarantee needs a budget set before the runs."
     )
-    assert "costs the ε of all of them together" in said["Choosing"]
+    assert "costs their composed ε" in said["Choosing"]
     assert "paired t-test" in said["Marks"]
     unfit = dict(notes(compared(*found), found, ACCURACY, {**COST, "epsilon": None}))
     assert "ε = ∞" in unfit["Total cost"]

@@ -441,7 +441,7 @@ def test_without_noise_nothing_is_trained_on_a_budget(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(BudgetError, match=r"no finite epsilon, since a message is not bounded"):
+    with pytest.raises(BudgetError, match=r"no finite epsilon, since updates are not clipped"):
         train(plain_recipe, blobs, rounds=1)
     with pytest.raises(UserError, match="without noise would not be charged to it"):
         train(replace(POISSON, bound=ProbedClip()), blobs, rounds=1)

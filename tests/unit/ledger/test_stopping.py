@@ -223,7 +223,9 @@ def test_lost_rounds_come_on_top_of_the_plan_and_of_an_assumption(
     ).epsilon  # fmt: skip
     told = dict(result.statement.entries())
     assert "8 planned, 5 run, 3 more lost in a crash and drawn again" in told["Privacy"]
-    assert "The time of the crash did not depend on what the run had released" in told["Assumed"]
+    assert (
+        "The time of the crash did not depend on what the run had released" in told["Assumptions"]
+    )
 
 
 @pytest.mark.parametrize("cap", [None, 3])
@@ -239,7 +241,7 @@ def test_a_run_s_own_epsilon_limits_it_whatever_its_crashes_depended_on(
     assert said.epsilon == 4.0
     assert said.course.limited
     assert "ε limits the run, whenever rounds are lost" in said.sentence()
-    assumed = dict(end.value.result.statement.entries())["Assumed"]
+    assumed = dict(end.value.result.statement.entries())["Assumptions"]
     assert "view models needs no such assumption" in assumed
     assert training.session is not None
     books = open_ledger(training.session.ledger.path)

@@ -44,7 +44,7 @@ def test_every_recipe_has_a_statement_that_names_what_an_epsilon_needs(recipe: R
     if not recipe.private:
         assert labels == ["Privacy"]
         return
-    wanted = ["Released", "Sampling", "Noise", "Accounted", "Assumed", "Not covered", *VIEWS]
+    wanted = ["Released", "Sampling", "Noise", "Accounting", "Assumptions", "Not covered", *VIEWS]
     assert set(wanted) <= set(labels)
     assert f"per {recipe.unit}" in made.main.sentence()
     assert written(made.main.adjacency) in made.main.sentence()
@@ -112,7 +112,7 @@ def test_infinity_is_printed_as_such() -> None:
 @pytest.mark.parametrize("cohort", [FixedSize(20), Poisson(0.2), FixedSize(20, honest=20)])
 def test_amplified_client_noise_assumes_that_every_message_arrives(cohort: Cohort) -> None:
     made = replace(algorithms.dp_norm_fedavg_binomial(20, trials=4000), cohort=cohort)
-    told = dict(statement(made, 30, 100, 10, 1e-5).entries())["Assumed"]
+    told = dict(statement(made, 30, 100, 10, 1e-5).entries())["Assumptions"]
     assumed = "View models: every sampled client's message arrives" in told
     assert assumed == made.hidden("models") == (cohort == FixedSize(20))
 
@@ -120,11 +120,11 @@ def test_amplified_client_noise_assumes_that_every_message_arrives(cohort: Cohor
 def test_noise_of_the_server_needs_no_message_to_arrive() -> None:
     made = algorithms.dp_fedavg(clients=20, noise_multiplier=2.0)
     assert made.hidden("models")
-    assert "arrives" not in dict(statement(made, 30, 100, 10, 1e-5).entries())["Assumed"]
+    assert "arrives" not in dict(statement(made, 30, 100, 10, 1e-5).entries())["Assumptions"]
 
 
 def test_the_accountant_is_named_for_every_kind_of_noise() -> None:
     made = algorithms.dp_norm_fedavg_binomial(20, trials=4000)
-    told = dict(statement(made, 30, 100, 10, 1e-5).entries())["Accounted"]
-    assert "Gaussian, pure and sampled releases" in told
+    told = dict(statement(made, 30, 100, 10, 1e-5).entries())["Accounting"]
+    assert "Gaussian, pure-DP and subsampled releases" in told
     assert "Integer noise: the Gaussian that dominates it, or its Rényi diverg" in told

@@ -127,7 +127,7 @@ def test_a_subclass_is_not_described_as_what_it_is_derived_from() -> None:
     assert told["Sampling"].startswith("Lopsided(")
     assert told["Noise"].startswith("Shaped(")
     assert said.multiplier is None
-    assert "test_strangers:Lopsided" in told["Assumed"]
+    assert "test_strangers:Lopsided" in told["Assumptions"]
 
 
 # After a crash
@@ -145,7 +145,7 @@ def test_after_a_crash_a_stranger_s_cap_and_amplification_count_for_nothing(
     assert result.guarantee.epsilon == everything
     told = dict(result.statement.entries())
     assert "of which rounds were lost in a crash" in told["Sampling"]
-    assert "test_strangers:Fifth" in told["Assumed"]
+    assert "test_strangers:Fifth" in told["Assumptions"]
     assert training.session is not None
     books = open_ledger(training.session.ledger.path)
     assert verify(books).problems == []
