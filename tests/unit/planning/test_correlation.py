@@ -31,7 +31,7 @@ def test_banded_noise_has_a_third_of_the_error_with_many_clients() -> None:
 def test_nothing_is_gained_in_the_readme_s_demo() -> None:
     planned = case(algorithms.dp_norm_fedavg(rate=0.2), 3000, 200, 5.0)
     assert min(one.error for one in choices(planned)[1:]) > 0.95
-    assert advice(choices(planned), 7850).startswith("not recommended (1.07 times")
+    assert advice(choices(planned), 7850).startswith("not recommended (1.07×")
 
 
 @pytest.mark.parametrize(
