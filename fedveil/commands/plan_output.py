@@ -16,6 +16,7 @@ from fedveil.planning.forecast import Forecast
 from fedveil.planning.pilot import LEAK
 from fedveil.planning.plan import FACTORS, Plan, Silos, Sweep, moves
 from fedveil.planning.verdict import HOPELESS, WORKS, word_for
+from fedveil.privacy.guarantee import written
 from fedveil.training.metrics import titled
 
 WIDTH = 11
@@ -152,7 +153,7 @@ def privacy(plan: Plan) -> str:
     sigma = getattr(noise, "sigma", None)
     steps = "" if sigma is None else f", σ = {short(sigma, 3)} grid steps per message"
     budget = f"ε = {rounded_up(said.epsilon)}{said.origin.mark} at δ = {rounded_up(said.delta)}"
-    meant = f"per {said.unit}, view {said.view}, {said.adjacency}"
+    meant = f"per {said.unit}, view {said.view}, {written(said.adjacency)}"
     return f"{budget} {meant}; {kind}{steps}.{said.remark()}"
 
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedveil.accounting.rounding import rounded_up, short
+
 
 @dataclass(frozen=True)
 class Record:
@@ -74,5 +76,7 @@ def spending(record: Record, allowed: float | None = None) -> str:
         return "not private"
     if math.isinf(record.epsilon):
         return "no guarantee"
-    of = "" if allowed is None else f" of {allowed:g}"
-    return f"ε so far {math.ceil(record.epsilon * 100) / 100:.2f}{of}"
+    of = "" if allowed is None else f" of {short(allowed)}"
+    spent = math.ceil(record.epsilon * 100) / 100
+    tiny = allowed is not None and allowed < 0.1
+    return f"ε so far {rounded_up(record.epsilon, 2) if tiny else f'{spent:.2f}'}{of}"

@@ -19,7 +19,7 @@ def test_a_plan_is_one_screen_with_a_verdict(run: Run) -> None:
     outcome = run("plan", *SMALL)
     assert outcome.code == 0
     labels = ("Plan", "Verdict", "Privacy", "Noise", "Updates", "Messages", "Compute")
-    for word in (*labels, "view models", "add-remove", "z = ", "assumed", "200 bytes up"):
+    for word in (*labels, "view models", "add/remove", "z = ", "assumed", "200 bytes up"):
         assert word in outcome.out
     lines = [line for line in outcome.out.splitlines() if line]
     assert sum(-(-len(line) // 69) for line in lines) <= 24

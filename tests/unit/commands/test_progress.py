@@ -115,6 +115,7 @@ def test_quality_is_accuracy_where_there_are_classes() -> None:
 
 def test_spending_names_the_budget(training: Training) -> None:
     assert spending(RECORD) == "ε so far 1.24"
+    assert spending(replace(RECORD, epsilon=9.91e-6), 1e-5) == "ε so far 1e-5 of 1e-5"
     assert spending(RECORD, 2.0) == "ε so far 1.24 of 2"
     assert spending(replace(RECORD, epsilon=None)) == "not private"
     assert spending(replace(RECORD, epsilon=math.inf)) == "no guarantee"
