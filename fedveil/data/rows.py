@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedveil.data.cells import cells_of, distinct, labels_of, merging, names_of
+from fedveil.data.cells import cells_of, distinct, merging, names_of, words_of
 from fedveil.data.encoding import check_column
 from fedveil.errors import UserError
 
@@ -39,7 +39,7 @@ def complete(
             f"The client column '{client}' holds floats of 2^53 or more, which cannot represent "
             "every whole number. Store it as text or as whole numbers."
         )
-    words = pl.DataFrame([names_of(frame[client]), labels_of(frame[label])])
+    words = pl.DataFrame([names_of(frame[client]), cells_of(frame[label])])
     named = words[client].str.len_chars().fill_null(0).to_numpy() <= MAX_NAME
     there = (words[client].is_not_null() & words[label].is_not_null()).to_numpy()
     if not (named & there).any():
@@ -57,10 +57,10 @@ def complete(
 
 
 def declared_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Declared classes in canonical form, each once."""
+    """Declared classes as written, each once."""
     import polars as pl
 
-    names = labels_of(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
+    names = words_of(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
     if names.null_count() or not distinct(names.to_list()) or len(names) < 2:
         raise UserError(f"classes is {list(classes)}. Name two or more classes, each once.")
     return tuple(names.to_list())

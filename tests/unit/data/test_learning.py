@@ -98,6 +98,13 @@ def test_the_same_request_is_the_same_release_and_another_one_is_not() -> None:
     assert learned(frame, noise="secure").encoder != learned(frame, noise="secure").encoder
 
 
+def test_one_label_does_not_decide_what_others_are_called() -> None:
+    ill = [i % 2 == 0 for i in range(500)]
+    for labels in (ill, [*ill[:-1], 2], [int(value) for value in ill[:-1]] + [2]):
+        table = {"who": [f"w{i}" for i in range(500)], "age": [30] * 500, "ill": labels}
+        assert learned(table).class_names == ("0", "1")
+
+
 def test_declared_columns_cost_nothing() -> None:
     frame = visits().select("who", "age", "ill")
     data = learned(frame, ranges={"age": (0, 100)}, classes=["no", "yes"])
