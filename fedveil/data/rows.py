@@ -7,6 +7,7 @@ Each decision about a row depends on that row and on public settings only. The e
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
@@ -133,6 +134,23 @@ def row_digests(frame: pl.DataFrame) -> np.ndarray:
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
 
+def content_of(frame: pl.DataFrame, client: str) -> str:
+    """SHA-256 of the rows in any order, with the name and the place of every cell's column.
+
+    Statistics are a function of this, so it is part of the key of their noise. `row_digests` is
+    not enough: it does not say which column a cell is in.
+    """
+    import polars as pl
+
+    known = [names_of(frame[client]), *map(cells_of, frame.get_columns())]
+    sized = [(c.str.len_bytes().cast(pl.String) + ":" + c).fill_null("-") for c in known]
+    table = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(sized)])
+    whole = hashlib.sha256(json.dumps([client, *frame.columns]).encode())
+    for row in table.select(pl.concat_str(pl.all())).to_series().sort():
+        whole.update(row.encode())
+    return whole.hexdigest()
+
+
 def check_clients(keys: np.ndarray, client: str) -> None:
     """Refuse a column with fewer than two clients."""
     if len(np.unique(keys)) < 2:
@@ -164,8 +182,8 @@ def _uniform(text: bytes, salt: bytes) -> np.uint64:
     )
 
 
-def identity_of(rows: np.ndarray, client: str) -> str:
-    """SHA-256 of the rows in any order, and of which column names the client."""
+def identity_of(rows: np.ndarray, client: str = "") -> str:
+    """SHA-256 of the rows in any order, and of which column names the client, if that counts."""
     whole = hashlib.sha256(np.sort(rows).astype("<u8").tobytes())
     whole.update(client.encode())
     return whole.hexdigest()
