@@ -40,7 +40,7 @@ class Allowance:
         2e-08
         """
         _check(epsilon, delta)
-        return cls(largest_mu(epsilon, (1 - ASIDE) * delta) ** 2, ASIDE * delta)
+        return cls(largest_mu(CLOSE * epsilon, (1 - ASIDE) * delta) ** 2, ASIDE * delta)
 
     @classmethod
     def gaussian(cls, epsilon: float, delta: float) -> Allowance:

@@ -35,11 +35,15 @@ class Outcomes:
     cells: int
 
     def shares(self, units: np.ndarray) -> Contributions:
-        """The mean of each unit's rows: shares that sum to at most 1, so their ℓ2 norm is ≤ 1."""
+        """The mean of each unit's rows: shares that sum to at most 1, so their ℓ2 norm is ≤ 1.
+
+        A cell beyond the table counts as the last one, such as an answer that is no class.
+        """
         rows = np.bincount(units)
         unit = units[self.row]
         weight = unit_interval(self.weight) / rows[unit]
-        pairs, place = np.unique(unit * self.cells + self.cell, return_inverse=True)
+        cell = np.clip(self.cell, 0, self.cells - 1)
+        pairs, place = np.unique(unit * self.cells + cell, return_inverse=True)
         total = np.bincount(place, weight, minlength=len(pairs))
         return Contributions(pairs // self.cells, pairs % self.cells, total)
 

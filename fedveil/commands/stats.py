@@ -42,7 +42,7 @@ def stats(
         int, typer.Option(help="Rows of one client that count for counts and sums.")
     ] = 100,
     noise: Annotated[
-        str, typer.Option(help="Noise source: seeded (reproducible) or secure (secret).")
+        str, typer.Option(help="Noise source: seeded (for simulations) or secure (for releases).")
     ] = "seeded",
     seed: Annotated[int, typer.Option(help="Random seed; the same seed repeats the release.")] = 0,
     account: Annotated[
@@ -75,6 +75,8 @@ def stats(
     for release in found.releases:
         entry(release.kind.capitalize(), f"{release.column}: {release.line()}".lstrip(": "), 13)
     entry("Privacy", found.sentence, 13)
+    if found.note:
+        entry("Account", found.note, 13)
 
 
 def _range(text: str) -> tuple[str, tuple[float, float]]:

@@ -32,7 +32,7 @@ class Room:
 def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     """The room in the budgets; without `cut`, a comparison that does not fit is refused."""
     from fedveil.ledger.chain import Chain
-    from fedveil.ledger.charging import refuse_other_split
+    from fedveil.ledger.charging import refuse_other_split, refuse_shared_clients
     from fedveil.ledger.ledger import Ledger
 
     runs = list(comparison.runs())
@@ -42,6 +42,7 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     try:
         trainings = _prepared(comparison, where)
         account = trainings[0].spec.account
+        refuse_shared_clients(ledger, account, trainings[0].data)
         refuse_other_split(ledger, account, trainings[0].data)
         limits = ledger.limits(account)
         if not limits:

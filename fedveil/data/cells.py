@@ -7,7 +7,10 @@ depend on that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+import functools
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,12 +25,11 @@ def words_of(column: pl.Series) -> pl.Series:
     """The cells as text, as written; the usual markers of a missing value become null."""
     import polars as pl
 
-    dates = (pl.Date, pl.Datetime, pl.Time)
-    plain = (pl.String, pl.Categorical, pl.Enum, pl.Boolean, pl.Null, *dates)
-    if column.dtype.is_numeric() or column.dtype in plain:
+    plain = (pl.String, pl.Categorical, pl.Enum, pl.Boolean, pl.Null, pl.Date, pl.Datetime)
+    if column.dtype in plain or column.dtype.is_integer() or column.dtype.is_float():
         words = column.cast(pl.String)
     else:
-        words = pl.Series(column.name, list(map(_written, column.to_list())), dtype=pl.String)
+        words = written(column.name, column.to_list())
     words = words.str.strip_chars()
     return words.set(words.is_in(MISSING).fill_null(False), None)
 
@@ -37,25 +39,14 @@ def cells_of(column: pl.Series) -> pl.Series:
     import polars as pl
 
     words = _dates(words_of(column))
-    truth = words.str.to_lowercase().replace_strict(
-        {"true": "1", "false": "0"}, default=None, return_dtype=pl.String
-    )
     numbers = words.cast(pl.Float64, strict=False).fill_nan(None)
-    return _first(truth, _whole(numbers), numbers.cast(pl.String), words)
+    return _first(_truth(words), _whole(numbers), numbers.cast(pl.String), words)
 
 
 def names_of(column: pl.Series) -> pl.Series:
-    """Each cell as a client's name: 7.0 is 7, but 007 is a different client."""
+    """Each cell as a client's name: 7.0 is 7 and true is 1, but 007 is a different client."""
     words = _dates(words_of(column)).str.replace(r"^-0\.0+$", "0")
-    return words.str.replace(r"^(-?[1-9][0-9]*|0)\.0+$", "${1}")
-
-
-def labels_of(column: pl.Series) -> pl.Series:
-    """Each cell as a class name: 1.0 and 01 are 1."""
-    import polars as pl
-
-    words = _dates(words_of(column))
-    return _first(_whole(words.cast(pl.Float64, strict=False)), words)
+    return _first(_truth(words), words.str.replace(r"^(-?[1-9][0-9]*|0)\.0+$", "${1}"))
 
 
 def numbered(column: pl.Series, names: Sequence[str]) -> list[int | None]:
@@ -91,17 +82,81 @@ def merging(column: pl.Series) -> bool:
     return column.dtype.is_float() and bool((column.abs().fill_nan(0) >= EXACT).any())
 
 
-def _written(value: Any) -> str | None:
-    """A cell of a nested or rare type; whole numbers lose their fraction."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{name}: {_written(value[name])}' for name in sorted(value))}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(str(_written(one)) for one in value)}]"
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "backslashreplace")
-    if isinstance(value, float) and value.is_integer():
+def written(name: str, cells: Iterable[Any]) -> pl.Series:
+    """Cells of nested, rare or different types as text, each by itself.
+
+    >>> written("seen", [datetime.date(2024, 1, 2), 5.0, {"a": 1, "b": None}]).to_list()
+    ['2024-01-02', '5', '{a: 1}']
+    """
+    import polars as pl
+
+    return pl.Series(name, [None if c is None else _written(c) for c in cells], dtype=pl.String)
+
+
+@functools.singledispatch
+def _written(value: Any) -> str:
+    return str(value)
+
+
+@_written.register
+def _(value: dict) -> str:  # type: ignore[type-arg]
+    """Without missing fields: whether a column has them is up to the fields of other rows."""
+    known = {name: _written(one) for name, one in value.items() if one is not None}
+    return f"{{{', '.join(f'{name}: {known[name]}' for name in sorted(known))}}}"
+
+
+@_written.register(list)
+@_written.register(tuple)
+def _(value: Sequence[Any]) -> str:
+    return f"[{', '.join(_written(one) for one in value)}]"
+
+
+@_written.register
+def _(value: bytes) -> str:
+    return value.decode("utf-8", "backslashreplace")
+
+
+@_written.register
+def _(value: bool) -> str:
+    return str(int(value))
+
+
+@_written.register
+def _(value: float) -> str:
+    """As in a column of floats, but without the fraction of a whole number."""
+    import polars as pl
+
+    if value.is_integer():
         return str(int(value))
-    return None if value is None else str(value)
+    text = str(value)
+    return str(pl.Series([value]).cast(pl.String).item()) if "e" in text else text
+
+
+@_written.register
+def _(value: Decimal) -> str:
+    """Without the zeros at the end, of which other rows decide how many there are."""
+    return f"{value.normalize():f}"
+
+
+@_written.register
+def _(value: datetime.datetime) -> str:
+    """Midnight as its day: a column of days becomes one of times if another row has a time."""
+    return value.isoformat(" ", "microseconds").removesuffix(" 00:00:00.000000")
+
+
+@_written.register
+def _(value: datetime.timedelta) -> str:
+    """As Python writes it, also if it is one of pandas."""
+    moment = datetime.timedelta(microseconds=1)
+    return str(value // moment * moment)
+
+
+def _truth(words: pl.Series) -> pl.Series:
+    """Truth values as 1 and 0; null for all others."""
+    import polars as pl
+
+    known = {"true": "1", "false": "0"}
+    return words.str.to_lowercase().replace_strict(known, default=None, return_dtype=pl.String)
 
 
 def _dates(words: pl.Series) -> pl.Series:

@@ -213,6 +213,7 @@ class TableEncoder:
     statistics: Statistics | None = None  # the noise of what was learned from the data
     released: tuple[str, ...] = ()  # noun phrases for that
     target_range: tuple[float, float] | None = None  # that a numeric target is scaled from, to 0…1
+    noise: str = ""  # a name of the noise of the statistics, which does not reveal it
 
     def restored(self, predictions: Any) -> Any:
         """Predictions of a scaled numeric target in its own unit."""
@@ -230,8 +231,8 @@ class TableEncoder:
             check_column(frame, column.name, "column")
         if frame.height * len(self.features) > MAX_NUMBERS:
             raise UserError(
-                f"{frame.height:,} rows of {len(self.features):,} inputs each do not fit in "
-                "memory. Declare ranges and categories, set fewer buckets, or use fewer rows."
+                f"The inputs of {frame.height:,} rows do not fit in memory. Declare ranges and "
+                "categories, set fewer buckets, or use fewer rows."
             )
         parts = [column.encode(frame[column.name]) for column in self.columns]
         return torch.from_numpy(np.concatenate(parts, axis=1))
@@ -240,7 +241,7 @@ class TableEncoder:
         """Everything `encode` needs, as text; `from_json` restores an equal encoder."""
         plain = asdict(self)
         if self.statistics is None:  # as versions before 0.3 write it
-            del plain["statistics"], plain["released"]
+            del plain["statistics"], plain["released"], plain["noise"]
         return json.dumps(plain, indent=1)
 
     @classmethod
@@ -257,6 +258,7 @@ class TableEncoder:
             return cls(
                 columns, fields["client"], fields["label"], names, inferred, statistics, released,
                 None if scale is None else (float(scale[0]), float(scale[1])),
+                str(fields.get("noise", "")),
             )  # fmt: skip
         except UserError:
             raise

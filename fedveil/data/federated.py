@@ -89,9 +89,10 @@ class Dataset:
         encoder: The encoder of a table, as JSON.
         origin: Whether clients are real, and what was computed from their data.
         sketch: Sketch of a table's rows.
-        source: Identifies a table's rows.
+        source: Identifies a table's rows and the column of its clients.
         tested_on_clients: Whether test examples may belong to clients.
         keyed_by: The column that names the clients, if it is one.
+        rows: Identifies a table's rows, whoever's they are.
 
     >>> part = Examples(torch.zeros(3, 2), torch.tensor([0, 1, 0]))
     >>> Dataset("zeros", part, part, classes=2)
@@ -112,6 +113,7 @@ class Dataset:
     source: str = ""  # identifies a table's rows, in any order and however they are encoded
     tested_on_clients: bool = True  # whether test examples may belong to clients
     keyed_by: str = ""  # the column of `keys`, if it is one
+    rows: str = ""  # identifies a table's rows, whoever's they are
 
     def __post_init__(self) -> None:
         if isinstance(self.keys, list | tuple):
@@ -160,6 +162,7 @@ class Dataset:
             names=_first_of_each(self.keys, assignment) if keyed else None,
             keyed_by=self.keyed_by if keyed else "",
             layout=self.train.layout,
+            rows=self.rows,
         )
 
     def held_out(self, share: float, seed: int = 0) -> Dataset:
@@ -198,6 +201,7 @@ class Dataset:
             sketch=self.sketch,
             source=self.source,
             layout=self.train.layout,
+            rows=self.rows,
         )
 
 
@@ -251,10 +255,11 @@ class Federated:
         tested_on_clients: Whether test examples were held out from the clients' own.
         origin: Whether clients are real, and what was computed from their data.
         sketch: Sketch of a table's rows.
-        source: Identifies a table's rows.
+        source: Identifies a table's rows and the column of its clients.
         names: Names of the clients. They are private.
         layout: Describes several inputs per example.
         keyed_by: The column that names the clients, if it is one.
+        rows: Identifies a table's rows, whoever's they are.
 
     >>> x, y = torch.zeros(3, 2), torch.tensor([0, 1, 0])
     >>> Federated("zeros", x, y, torch.tensor([0, 2, 3]), Examples(x, y), classes=2)
@@ -280,6 +285,7 @@ class Federated:
     names: np.ndarray | None = None  # of the clients, if the data name them; private
     layout: Layout | None = None  # of several inputs, which are packed
     keyed_by: str = ""  # the column that names the clients, if it is one
+    rows: str = ""  # identifies a table's rows, however they are encoded, held out and split
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -397,6 +403,13 @@ class Federated:
         return whole.hexdigest()
 
     def contents(self) -> str:
+        """Hashes of the contents in any order and split: of a table's rows, and of the examples.
+
+        Data with one of them in common have the same contents (`same_contents`).
+        """
+        return f"{self.rows} {self._examples()}".strip()
+
+    def _examples(self) -> str:
         """Σ SHA-256(example) mod 2²⁵⁶: equal for the same examples in any order and split.
 
         Reads block by block. Columns of more than `SMALL` numbers, or whose examples are with the
@@ -461,8 +474,17 @@ class Federated:
         offsets = torch.arange(len(own) + 1)
         return replace(
             self, inputs=own.inputs, labels=own.labels, offsets=offsets, unit="example",
-            optimum=None, names=None,
+            optimum=None, names=None, rows="",
         )  # fmt: skip
+
+
+def same_contents(one: str, other: str) -> bool:
+    """Whether two data sets have a hash of their contents in common.
+
+    >>> same_contents("rows examples", "examples"), same_contents("rows", "examples")
+    (True, False)
+    """
+    return not set(one.split()).isdisjoint(other.split())
 
 
 def _in_order(column: Column, order: Tensor, repeats: bool) -> Column:

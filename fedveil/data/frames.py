@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedveil.data.cells import days_of, words_of
+import numpy as np
+
+from fedveil.data.cells import days_of, words_of, written
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ MAX_UNPACKED = 2**31  # bytes of a compressed CSV: more could be any amount
 PARQUET = (".parquet", ".pq")
 TEXT = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 TABLES = (*TEXT, ".parquet")
+TYPED = "iufbMm"  # kinds of NumPy's and pandas' types that all cells of a column have
+PLAIN = {bool, float, str, bytes}  # Python types of which no value is beyond that of a column
 GZIP = b"\x1f\x8b"
 PACKED = (b"\x28\xb5", b"\x78\x01", b"\x78\x9c", b"\x78\xda")  # zstd, zlib
 
@@ -49,10 +53,9 @@ def as_frame(source: Any) -> pl.DataFrame:
         return source.collect()
     try:
         if isinstance(source, Mapping):
-            return pl.DataFrame({str(k): list(v) for k, v in source.items()}, strict=False)
+            return pl.DataFrame([_column(str(name), cells) for name, cells in source.items()])
         if hasattr(source, "columns") and hasattr(source, "dtypes"):  # pandas, without pyarrow
-            plain = {str(name): _cells(source[name]) for name in source.columns}
-            return pl.DataFrame(plain, strict=False, nan_to_null=True)
+            return pl.DataFrame([_column(str(name), source[name]) for name in source.columns])
         if hasattr(source, "__arrow_c_stream__"):
             return pl.DataFrame(source)
     except Exception as error:  # other libraries raise many kinds
@@ -63,10 +66,34 @@ def as_frame(source: Any) -> pl.DataFrame:
     )
 
 
+def _column(name: str, given: Any) -> pl.Series:
+    """A column of one type as it is; of Python objects, each cell by itself.
+
+    A type that is inferred from all cells would let one of them change how others are read.
+    """
+    import polars as pl
+
+    if isinstance(given, pl.Series):
+        return given.alias(name)
+    one_type = getattr(getattr(given, "dtype", None), "kind", "O") in TYPED
+    if one_type and isinstance(given, np.ndarray):
+        return pl.Series(name, given)
+    cells = _cells(given)
+    if one_type:
+        return pl.Series(name, cells, strict=False, nan_to_null=True)
+    kinds = {type(cell) for cell in cells if cell is not None}
+    if len(kinds) == 1 and kinds <= PLAIN:
+        return pl.Series(name, cells)
+    return written(name, cells)
+
+
 def _cells(column: Any) -> list[Any]:
-    """The cells of a pandas column. Its missing values, such as pandas.NA, are None."""
+    """The cells of any column. Missing values of pandas, such as pandas.NA, are None."""
+    cells = column.tolist() if hasattr(column, "tolist") else list(column)
+    if not hasattr(column, "isna"):
+        return cells
     empty = column.isna().tolist()
-    return [None if gone else cell for cell, gone in zip(column.tolist(), empty, strict=True)]
+    return [None if gone else cell for cell, gone in zip(cells, empty, strict=True)]
 
 
 def read_frame(path: Path | str, inferred: bool = False) -> pl.DataFrame:

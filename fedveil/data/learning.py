@@ -74,16 +74,18 @@ class Shares:
 def learned_classes(
     desk: Desk, units: np.ndarray, labels: Sequence[str], share: Shares, label: str
 ) -> tuple[str, ...]:
-    """The labels that enough clients have."""
+    """The labels that enough clients have.
+
+    The error for too few of them does not name any: nothing is charged yet.
+    """
     found = frequent_values(
         desk, units, np.array(labels, dtype=str), share.precision(desk, LABEL), share.escape(desk)
     )
     if len(found) < 2:
-        seen = f"only '{found[0].value}' was" if found else "none were"
         raise UserError(
-            f"With this much noise, {seen} found among the classes of '{label}': too few clients "
-            "have the others. Declare the classes if they are public (--data classes=no,yes), or "
-            "give more to statistics (--stats-epsilon)."
+            f"With this much noise, fewer than two classes of '{label}' were found: too few "
+            "clients have the others. Declare the classes if they are public (--data "
+            "classes=no,yes), or give more to statistics (--stats-epsilon)."
         )
     return tuple(each.value for each in found[:MAX_CATEGORIES])
 

@@ -7,13 +7,14 @@ Each decision about a row depends on that row and on public settings only. The e
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedveil.data.cells import cells_of, distinct, labels_of, merging, names_of
+from fedveil.data.cells import cells_of, distinct, merging, names_of, words_of
 from fedveil.data.encoding import check_column
 from fedveil.errors import UserError
 
@@ -39,7 +40,7 @@ def complete(
             f"The client column '{client}' holds floats of 2^53 or more, which cannot represent "
             "every whole number. Store it as text or as whole numbers."
         )
-    words = pl.DataFrame([names_of(frame[client]), labels_of(frame[label])])
+    words = pl.DataFrame([names_of(frame[client]), cells_of(frame[label])])
     named = words[client].str.len_chars().fill_null(0).to_numpy() <= MAX_NAME
     there = (words[client].is_not_null() & words[label].is_not_null()).to_numpy()
     if not (named & there).any():
@@ -57,10 +58,10 @@ def complete(
 
 
 def declared_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Declared classes in canonical form, each once."""
+    """Declared classes as written, each once."""
     import polars as pl
 
-    names = labels_of(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
+    names = words_of(pl.Series("classes", [str(name) for name in classes], dtype=pl.String))
     if names.null_count() or not distinct(names.to_list()) or len(names) < 2:
         raise UserError(f"classes is {list(classes)}. Name two or more classes, each once.")
     return tuple(names.to_list())
@@ -133,6 +134,23 @@ def row_digests(frame: pl.DataFrame) -> np.ndarray:
     return np.frombuffer(digests, dtype=">u8").astype(np.uint64)
 
 
+def content_of(frame: pl.DataFrame, client: str) -> str:
+    """SHA-256 of the rows in any order, with the name and the place of every cell's column.
+
+    Statistics are a function of this, so it is part of the key of their noise. `row_digests` is
+    not enough: it does not say which column a cell is in.
+    """
+    import polars as pl
+
+    known = [names_of(frame[client]), *map(cells_of, frame.get_columns())]
+    sized = [(c.str.len_bytes().cast(pl.String) + ":" + c).fill_null("-") for c in known]
+    table = pl.DataFrame([column.alias(str(place)) for place, column in enumerate(sized)])
+    whole = hashlib.sha256(json.dumps([client, *frame.columns]).encode())
+    for row in table.select(pl.concat_str(pl.all())).to_series().sort():
+        whole.update(row.encode())
+    return whole.hexdigest()
+
+
 def check_clients(keys: np.ndarray, client: str) -> None:
     """Refuse a column with fewer than two clients."""
     if len(np.unique(keys)) < 2:
@@ -164,8 +182,8 @@ def _uniform(text: bytes, salt: bytes) -> np.uint64:
     )
 
 
-def identity_of(rows: np.ndarray, client: str) -> str:
-    """SHA-256 of the rows in any order, and of which column names the client."""
+def identity_of(rows: np.ndarray, client: str = "") -> str:
+    """SHA-256 of the rows in any order, and of which column names the client, if that counts."""
     whole = hashlib.sha256(np.sort(rows).astype("<u8").tobytes())
     whole.update(client.encode())
     return whole.hexdigest()

@@ -102,6 +102,7 @@ def save_clients(
         "class_names": class_names,
         "tested_on_clients": tested_on_clients,
         "sketch": (),
+        "rows": "",
         "origin": asdict(origin),
     }
     _save(Path(path), pieces, test, about)
@@ -131,8 +132,9 @@ def _save(
             test_owners=_save_owners(folder / f"{OWNERS}.npy", test),
             fields=None if layout is None else FieldFacts.listed(layout),
         )
-        unsaid = {OWNERS: header.test_owners, "fields": header.fields}  # as earlier versions
-        plain = header.model_dump(mode="json", exclude={k for k, v in unsaid.items() if v is None})
+        later = {OWNERS, "fields", "rows"}  # left out where they say nothing, as earlier versions
+        unsaid = {name for name in later if not getattr(header, name)}
+        plain = header.model_dump(mode="json", exclude=unsaid)
         plain["sha256"] = seal(plain)
         (folder / HEADER).write_text(json.dumps(plain, indent=1) + "\n", encoding="utf-8")
         open_federated(folder)  # refuses data that cannot be trained on, such as an unknown class

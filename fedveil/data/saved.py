@@ -38,7 +38,7 @@ COLUMNS = ("inputs", "labels", "offsets", "test_inputs", "test_labels")
 OWNERS = "test_owners"  # the column of the test examples' clients, if they are known
 ABOUT = (
     "name", "classes", "loss", "unit", "notes", "encoder", "class_names", "tested_on_clients",
-    "sketch",
+    "sketch", "rows",
 )  # fmt: skip
 
 
@@ -121,6 +121,7 @@ class Header(BaseModel):
     origin: Provenance | None = None
     test_owners: ColumnFacts | None = None
     fields: tuple[FieldFacts, ...] | None = None  # of several inputs, which are packed
+    rows: str = ""  # of a table
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -112,23 +113,24 @@ def alone(
 ) -> Callable[[int, str], Noise | None]:
     """Statistics that are (ε, δ)-DP by themselves; none for ε = 0."""
 
-    def granted(clients: int, identity: str) -> Noise | None:
+    def granted(clients: int, subject: str) -> Noise | None:
         if epsilon == 0:
             return None
         at = sensible_delta(clients) if delta is None else delta
-        return keyed(Allowance.alone(epsilon, at), seed, noise, identity)
+        return keyed(Allowance.alone(epsilon, at), seed, noise, subject)
 
     return granted
 
 
-def keyed(allowance: Allowance, seed: int, noise: str, identity: str) -> Noise:
-    """The allowance with the key of its noise: secret, or of the seed, the table and the cost.
+def keyed(allowance: Allowance, seed: int, noise: str, subject: str) -> Noise:
+    """The allowance with the key of its noise: secret, or of the seed, the subject and the cost.
 
-    Two different releases never share noise.
+    The subject identifies everything that the statistics are computed from, so two different
+    releases never share noise.
     """
     if noise == "secure":
         return Noise(allowance, SecretKey())
-    return Noise(allowance, run_key("statistics", seed, identity, allowance))
+    return Noise(allowance, run_key("statistics", seed, subject, allowance))
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +206,7 @@ def read_table(
 
     A row's inputs, label, key and part (training or test) are functions of that row, of the
     options, and of statistics with noise. `noise` gives their allowance and key for a number of
-    clients and the identity of the table; None: there are no statistics. Then columns without a
+    clients and what they are computed from; None: there are no statistics. Then columns without a
     declaration are encoded in fixed public bins, and classes are read from the data, with two
     exceptions that `Dataset.origin` names: the classes, and with `standardize` the data's own
     means, deviations and categories. `test` is a table of test rows. A given encoder is used as it
@@ -224,14 +226,13 @@ def read_table(
     if test is None:
         how = options.test_fraction, options.seed, options.holdout
         testing = rows.held_out(digests, keys, *how)
-    identity = rows.identity_of(digests, options.client)
     training = kept & ~testing
     if not training.any():
         raise UserError(
             "No row is left to train on: all clients are held out. Give another data seed, or "
             "--holdout rows."
         )
-    found = _encoder(frame, words, keys, training, kept, options, noise, encoder, identity)
+    found = _encoder(frame, words, keys, training, kept, options, noise, encoder)
     names: tuple[str, ...] = ()
     if numbers is not None:
         scaled = replace(found.encoder, target_range=numbers.range)
@@ -262,7 +263,8 @@ def read_table(
         encoder=found.encoder.to_json(),
         origin=found.origin,
         sketch=sketched(digests[kept]),
-        source=identity,
+        source=rows.identity_of(digests, options.client),
+        rows=rows.identity_of(digests),
         tested_on_clients=shared,
         keyed_by=options.client,
     )
@@ -306,16 +308,17 @@ def _encoder(
     options: TableOptions,
     noise: Callable[[int, str], Noise | None] | None,
     given: TableEncoder | None,
-    identity: str,
 ) -> _Found:
     """The given encoder, or one that is learned with noise, fitted without, or public."""
     if given is not None:
         origin = Origin(statistics=given.statistics, released=given.released)
         return _Found(given, frame, [], origin)
     units = np.unique(keys[training], return_inverse=True)[1]
-    granted = None if noise is None else noise(int(units.max()) + 1, identity)
-    if granted is not None and not options.standardize:
-        return _learned(frame, words, training, units, options, granted)
+    if noise is not None and not options.standardize:
+        subject = run_key(options, rows.content_of(frame.filter(training), options.client))
+        granted = noise(int(units.max()) + 1, subject)
+        if granted is not None:
+            return _learned(frame, words, training, units, options, granted)
     known = options.class_names()
     declared = known is not None
     names = rows.found_classes(words.filter(kept), options.label) if known is None else known
@@ -355,8 +358,16 @@ def _learned(
     if open_:
         released += (f"the types, ranges and categories of {listed(open_)}",)
     spent = desk.spent()
-    encoder = replace(encoder, statistics=spent, released=tuple(released))
+    drawn = "" if spent is None else _name_of(noise, options, frame)
+    encoder = replace(encoder, statistics=spent, released=tuple(released), noise=drawn)
     return _Found(encoder, frame, notes, Origin(statistics=spent, released=encoder.released))
+
+
+def _name_of(noise: Noise, options: TableOptions, frame: pl.DataFrame) -> str:
+    """A name of the noise, by public facts: it is published with the encoder."""
+    if isinstance(noise.key, SecretKey):
+        return secrets.token_hex(8)
+    return run_key(options, frame.columns, noise.allowance)
 
 
 def _tested(

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.data.cells import words_of
+from fedveil.data.cells import cells_of
+from fedveil.data.encoding import numbers_of
 from fedveil.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,10 +51,7 @@ def others(ranges: Ranges, label: str) -> dict[str, tuple[float, float]]:
 
 def numeric_targets(column: pl.Series, label: str, ranges: Ranges) -> NumericTargets:
     """float32 targets; with a declared range, (y − low)/(high − low), clipped to 0…1."""
-    import polars as pl
-
-    plain = words_of(column) if column.dtype == pl.String else column
-    found = plain.cast(pl.Float64, strict=False).fill_null(float("nan")).to_numpy()
+    found = numbers_of(cells_of(column))
     known = np.abs(found) <= LARGEST
     if not known.any():
         raise UserError(

@@ -8,7 +8,7 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,12 @@ def reserve(enrolment: Enrolment, terms: Terms, round: int) -> None:
     enrolment.session.reserve(round)
 
 
+def reserve_statistics(enrolment: Enrolment, terms: Terms) -> None:
+    """Charge the statistics of the data, with the first round, before they are written anywhere."""
+    if terms.recipe.statistics is not None:
+        reserve(enrolment, terms, 0)
+
+
 def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> None:
     """Refuse computations on data with a budget that no ledger would record."""
     where = ledger_path(ledger)
@@ -287,16 +293,11 @@ def facts_of(terms: Terms, round: int = 0) -> Facts:
     )
 
 
-def refuse_other_split(
-    ledger: Ledger,
-    account: Account,
-    data: Federated,
-    contents: Callable[[], str] | None = None,
-) -> None:
+def refuse_other_split(ledger: Ledger, account: Account, data: Federated) -> None:
     """Refuse data without a budget whose examples have one in another unit or split."""
     if ledger.limits(account):
         return
-    related = ledger.related_budget(contents or data.contents)
+    related = ledger.related_budget(data.contents)
     if related is not None:
         raise UserError(
             f"A budget is set for these examples ('{related.data}'), but for another unit or split "
@@ -339,15 +340,16 @@ def _to_one_account(shared: float, account: Account, other: Account, granted: Gr
 
 
 def _shared(people: tuple[str, ...], ledger: Ledger, other: Account, data: Federated) -> float:
-    """The share of clients that both have; of rows, for budgets before version 0.3."""
+    """The share of clients that both have; of a table's rows, where one does not name them.
+
+    A saved copy does not name its clients, and neither do budgets before version 0.3.
+    """
     granted = list(ledger.granted[other].values())
     runs = [tuple(stream.body.get("people", ())) for stream in ledger.of(other)]
     known = [one for one in (*(each.people for each in granted), *runs) if one]
     if known and people:
         return max(overlap(people, one, PEOPLE) for one in known)
-    if known or not data.source:
-        return 0.0
-    rows = max(overlap(data.resemblance(), each.sketch) for each in granted)
+    rows = max(overlap(data.sketch, each.sketch) for each in granted)
     return rows if rows >= ALIKE else 0.0
 
 

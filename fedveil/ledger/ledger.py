@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from fedveil.data.federated import same_contents
 from fedveil.data.sketch import sketched
 from fedveil.errors import UserError
 from fedveil.ledger.anchor import Head
@@ -166,7 +167,7 @@ class Granted:
 
     budget: Budget
     data: str
-    contents: str  # hash of the examples, independent of their split
+    contents: str  # hashes of the rows and the examples, independent of their split
     sketch: tuple[str, ...] = ()  # detects changed versions of the data
     people: tuple[str, ...] = ()  # a sketch of the clients' names, as salted hashes
 
@@ -236,7 +237,7 @@ class Books:
         wanted = contents()
         for account, views in self.granted.items():
             for view, granted in views.items():
-                if granted.contents == wanted:
+                if same_contents(granted.contents, wanted):
                     return RelatedBudget(granted.data, account, view)
         return None
 

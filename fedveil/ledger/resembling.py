@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedveil.accounting.rounding import rounded_up, short
+from fedveil.data.federated import same_contents
 from fedveil.data.sketch import ALIKE, overlap
 from fedveil.ledger.chain import Chain
 from fedveil.ledger.ledger import PEOPLE, Account, Granted, Ledger, ledger_path
@@ -32,7 +33,7 @@ def resembling(data: Federated, name: str | None = None, ledger: Path | None = N
         if not any(books.granted.values()):
             return ""
         contents, granted = data.contents(), [g for v in books.granted.values() for g in v.values()]
-        if any(each.contents == contents for each in granted):
+        if any(same_contents(each.contents, contents) for each in granted):
             return ""  # the same examples in another split are refused by `charging`
         found = _nearest(books, data)
         return "" if found is None else _sentence(books, account, data.name, *found)

@@ -145,19 +145,20 @@ class Session:
                 f"unit and split, or remove that budget: `{related.lift_command}`."
             )
 
-    def check(self, round: int, digest: str) -> None:
+    def check(self, round: int, digest: str, always: bool = False) -> None:
         """Refuse to publish a round that was published before with other bytes.
 
         Two releases with the same noise reveal their difference. Without a budget it is only
-        recorded (`commit`), since a simulation may compare two engines.
+        recorded (`commit`), since a simulation may compare two engines, unless it is asked for
+        `always`.
         """
         before = self.ledger.released(self._empty.noise, round)
-        if before and digest not in before and self.limits:
+        if before and digest not in before and (always or self.limits):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
                 "by another engine, version, machine or number of processes. Releasing it again "
                 "with the same noise would reveal the difference. Resume it as it was run before, "
-                "or train with another seed."
+                "or use another seed."
             )
 
     def commit(self, round: int, digest: str) -> None:

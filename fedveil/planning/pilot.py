@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedveil.data.columns import Column
-from fedveil.data.federated import Examples, Federated
+from fedveil.data.federated import Examples, Federated, same_contents
 from fedveil.engines.updates import taken
 from fedveil.errors import UserError
 from fedveil.loop import Info, begin, run_round
@@ -90,7 +90,7 @@ def _same(own: Federated | None, data: Federated) -> bool:
     """Whether these are the examples to be trained on, in any split over clients."""
     if own is None or len(own.labels) != len(data.labels):
         return False
-    return own is data or own.contents() == data.contents()
+    return own is data or same_contents(own.contents(), data.contents())
 
 
 def _public(name: str, like: DataSettings) -> DataSettings:

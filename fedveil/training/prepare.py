@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedveil.accounting.accountant import check_delta
 from fedveil.accounting.rounding import short
 from fedveil.data.columns import span
+from fedveil.data.encoding import TableEncoder
 from fedveil.data.federated import Federated
 from fedveil.data.origin import Origin
 from fedveil.engines.choose import EngineChoice, choose
@@ -128,7 +129,7 @@ def prepare(
     recipe = recipe.planned(rounds, data.clients)
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     fingerprint = data.fingerprint()
-    facts = () if plan is None else evaluated_on(plan, data)
+    facts = (*_noise_of(data), *(() if plan is None else evaluated_on(plan, data)))
     identity = run_key(
         seed,
         identified(recipe),
@@ -325,6 +326,17 @@ def choose_engine(
     choice = choose(engine, task, data, local, participants, rounds=rounds)
     refuse_memory(task, choice.engine, data)
     return choice
+
+
+def _noise_of(data: Federated) -> tuple[str, ...]:
+    """The name of the noise of the data's statistics; none of earlier versions.
+
+    Statistics that were drawn twice are two releases, also where both drew the same.
+    """
+    if data.encoder is None or data.origin.statistics is None:
+        return ()
+    name = TableEncoder.from_json(data.encoder).noise
+    return (name,) if name else ()
 
 
 def _model_facts(task: Task, x: Tensor, data: Federated) -> str:

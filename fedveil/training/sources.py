@@ -49,9 +49,9 @@ def statistics_of(settings: Settings) -> Granted | None:
     if epsilon is None or settings.per_round or not recipe.private or recipe.view != "models":
         return None
 
-    def granted(clients: int, identity: str) -> Noise:
+    def granted(clients: int, subject: str) -> Noise:
         delta = sensible_delta(clients) if settings.delta is None else settings.delta
-        return keyed(Allowance.share(epsilon, delta), seed, noise, identity)
+        return keyed(Allowance.share(epsilon, delta), seed, noise, subject)
 
     return granted
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
+from fedveil.ledger import charging
 from fedveil.ledger.session import BudgetError
 from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.runs.saved import SavedRun
@@ -34,8 +35,9 @@ Watch = Callable[[Training, Record], None]
 def start(training: Training, save: Path | None = None, under: Path | None = None) -> Training:
     """Enter a new run in the ledger and create its directory. A refused run creates none.
 
-    The run is saved at `save`, or in a new directory `under` another, or not at all. Of several
-    processes, only the first one does this.
+    Statistics of the data are charged before the directory exists, since it has them. The run is
+    saved at `save`, or in a new directory `under` another, or not at all. Of several processes,
+    only the first one does this.
     """
     if training.recipe.in_silos and training.source is None:
         raise UserError(
@@ -47,7 +49,8 @@ def start(training: Training, save: Path | None = None, under: Path | None = Non
     if save is not None:
         refuse_taken(save)
     with _closed_on_failure(training):
-        training.enrol(saved=save is not None or under is not None)
+        enrolment = training.enrol(saved=save is not None or under is not None)
+        charging.reserve_statistics(enrolment, training.spec)
         if save is not None:
             training.directory = RunDirectory.create(save)
         elif under is not None:

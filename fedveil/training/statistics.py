@@ -30,6 +30,7 @@ from fedveil.data.table import several
 from fedveil.errors import UserError
 from fedveil.ledger.charging import refuse_other_split, refuse_shared_clients
 from fedveil.ledger.ledger import VIEWS, Account, Facts, ledger_path, open_ledger
+from fedveil.ledger.resembling import resembling
 from fedveil.ledger.session import Session
 from fedveil.parts.statistics import Statistics
 from fedveil.privacy.composition import ReleasePlan, Way
@@ -43,6 +44,7 @@ BINS = 10  # of a histogram
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 COARSE_SHARE = 0.3  # of a release whose range is not declared, to find it
 MOST_ROWS = 100  # of one client that count
+REPRODUCIBLE = "Simulated: anyone who knows the seed can reproduce it."
 SEEN = "the server sees what each client contributes"
 
 
@@ -71,15 +73,18 @@ class StatisticsReport:
     delta: float
     clients: int
     account: str
+    noise: str  # seeded or secure
+    note: str = ""  # on other data with a budget that these resemble
 
     @property
     def sentence(self) -> str:
-        """The guarantee."""
+        """The guarantee, and what it assumes of the seed."""
+        seeded = f" {REPRODUCIBLE}" if self.noise == "seeded" else ""
         return (
             f"These statistics together are ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
             "-differentially private per client against anyone who sees them but no client's "
             "contribution (view models). Adjacency: add/remove and zero-out. Public: the number of "
-            f"clients ({self.clients:,}) and the column names."
+            f"clients ({self.clients:,}) and the column names.{seeded}"
         )
 
     def __repr__(self) -> str:
@@ -104,6 +109,8 @@ class StatisticsReport:
             "delta": self.delta,
             "clients": self.clients,
             "account": self.account,
+            "noise": self.noise,
+            "note": self.note,
             "sentence": self.sentence,
         }  # fmt: skip
 
@@ -144,7 +151,8 @@ def statistics(
     column that identifies clients. Each of the others names columns. `sum` and `mean` need a public
     range; quantiles and histograms find one with a part of their noise. A mean is that of the
     clients' own means. Of a client, at most `most_rows` rows count for counts and sums. The release
-    is recorded in the ledger before it is drawn, and refused beyond a budget of the data.
+    is recorded in the ledger before it is drawn, and refused beyond a budget of the data. Seeded
+    noise is for simulations: use noise='secure' for statistics that are released.
 
     Args:
         table: Path of a CSV or Parquet file, or a polars, pandas or Arrow table.
@@ -185,21 +193,24 @@ def statistics(
         raise UserError("No statistic was requested. Name at least one, such as mean or frequent.")
     at = accounting.sensible_delta(known.data.clients) if delta is None else delta
     granted = Allowance.alone(epsilon, at)
-    facts = [seed, known.data.source, granted, asked, sorted((ranges or {}).items()), most_rows]
+    facts = [seed, known.content, granted, asked, sorted((ranges or {}).items()), most_rows]
     key = SecretKey() if noise == "secure" else run_key("statistics", *facts)
     desk = Desk(granted, stream(key, 0, "statistics"))
-    session = _session(known.data, granted, at, key, ledger, account)
+    where = ledger_path(None if ledger is None else Path(ledger))
+    session = _session(known.data, granted, at, key, where, account)
     try:
         session.reserve(0)
         share = granted.precision / len(asked)
         aside = granted.escape / max(1, len(several(frequent)))
         found = tuple(MAKERS[kind](desk, known, column, share, aside) for kind, column in asked)
-        session.commit(0, hashlib.sha256(repr(found).encode()).hexdigest()[:32])
+        digest = hashlib.sha256(repr(found).encode()).hexdigest()[:32]
+        session.check(0, digest, always=True)
+        session.commit(0, digest)
         session.end("models", 1, _epsilon(granted, at))
     finally:
         session.close()
-    named = str(session.facts.account)
-    return StatisticsReport(found, epsilon, at, known.data.clients, named)
+    named, note = str(session.facts.account), resembling(known.data, account, where)
+    return StatisticsReport(found, epsilon, at, known.data.clients, named, noise, note)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +220,7 @@ class _Known:
     ranges: Mapping[str, tuple[float, float]]
     most_rows: int
     data: Federated
+    content: str  # identifies everything in the table that statistics can depend on
 
     def numbers(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Units and values of the cells that are numbers."""
@@ -246,15 +258,20 @@ def _read(
     there = keys.is_not_null().to_numpy()
     if not there.any():
         raise UserError(f"No row has a value in '{client}'. Name the column of clients.")
-    digests = rows.row_digests(frame)
     names, units = np.unique(np.array(keys.filter(there).to_list(), str), return_inverse=True)
-    nothing = torch.zeros(len(names), 1)
-    data = Federated(
-        Path(name).stem, nothing, torch.zeros(len(names), dtype=torch.int64),
-        torch.arange(len(names) + 1), Examples(nothing[:0], torch.zeros(0, dtype=torch.int64)), 2,
-        names=names, source=rows.identity_of(digests, client), sketch=sketched(digests),
+    frame, digests = frame.filter(there), rows.row_digests(frame)
+    data = _charged(Path(name).stem, client, names, digests)
+    return _Known(frame, units, ranges, most_rows, data, rows.content_of(frame, client))
+
+
+def _charged(name: str, client: str, names: np.ndarray, digests: np.ndarray) -> Federated:
+    """The table as the ledger knows it: its rows and its clients. Its examples are placeholders."""
+    nothing, labels = torch.zeros(len(names), 1), torch.zeros(len(names), dtype=torch.int64)
+    return Federated(
+        name, nothing, labels, torch.arange(len(names) + 1), Examples(nothing[:0], labels[:0]), 2,
+        names=names, source=rows.identity_of(digests, client), rows=rows.identity_of(digests),
+        sketch=sketched(digests),
     )  # fmt: skip
-    return _Known(frame.filter(there), units, ranges, most_rows, data)
 
 
 def _session(
@@ -262,22 +279,22 @@ def _session(
     granted: Allowance,
     delta: float,
     key: SecretKey | str,
-    ledger: str | Path | None,
+    ledger: Path,
     account: str | None,
 ) -> Session:
     """Enter the release in the ledger; a budget that it exceeds refuses it."""
-    books = open_ledger(ledger_path(None if ledger is None else Path(ledger)))
+    books = open_ledger(ledger)
     try:
         charged = Account.of(data, account)
         refuse_shared_clients(books, charged, data)
-        refuse_other_split(books, charged, data, lambda: data.source)
+        refuse_other_split(books, charged, data)
         token = secrets.token_hex(16)
         name = f"secret {token}" if isinstance(key, SecretKey) else f"seeded {key}"
         facts = Facts(
             account=charged, data=data.name, population=data.clients, recipe="statistics",
             stream=name, rounds=1, delta=delta, plans=_plans(granted), people=books.people(data),
         )  # fmt: skip
-        return Session(books, facts, token, contents=lambda: data.source)
+        return Session(books, facts, token, contents=data.contents)
     except BaseException:
         books.close()
         raise

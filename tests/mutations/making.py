@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -80,6 +82,19 @@ def mutate(patch: pytest.MonkeyPatch, owner: Owner, name: str, *changes: tuple[s
     scope = dict(vars(module))
     exec(compile("from __future__ import annotations\n" + source, name, "exec"), scope)
     patch.setattr(owner, name, scope[name])
+
+
+def in_folder(test: Callable[..., None], *given: Any) -> Callable[[], None]:
+    """A test that needs an empty directory, as a guard; that nothing was refused is a failure."""
+
+    def check() -> None:
+        with tempfile.TemporaryDirectory() as name:
+            try:
+                test(Path(name), *given)
+            except pytest.fail.Exception as failure:
+                raise AssertionError(failure.msg) from None
+
+    return check
 
 
 def line(owner: Owner, name: str, *changes: tuple[str, str]) -> Callable[[Any], None]:

@@ -7,20 +7,24 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from fedveil import recipe as recipes
 from fedveil.accounting import accountant
 from fedveil.aggregates import desk, frequent, histogram
 from fedveil.algorithms import dp_fedavg
-from fedveil.data import origin
+from fedveil.data import origin, rows, table
 from fedveil.errors import UserError
+from fedveil.ledger import charging, session
 from fedveil.parts import statistics
 from fedveil.privacy import composition
-from tests.mutations.making import Mutation, line, named, require_caught
+from fedveil.training import prepare
+from tests.mutations.making import Mutation, in_folder, line, named, require_caught, returning
 from tests.unit.accounting import test_first
 from tests.unit.aggregates import test_desk, test_frequent
 from tests.unit.data import test_learning
+from tests.unit.training import test_statistics as released
 
 
 def check_passing() -> None:
@@ -70,7 +74,75 @@ def check_splitting() -> None:
     test_learning.test_an_example_pays_for_a_replaced_client()
 
 
+def check_other_bytes() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        in_folder(released.test_other_bytes_with_the_same_noise_are_refused, patch)()
+
+
+def renamed(table: pl.DataFrame) -> pl.DataFrame:
+    return table.rename({"age": "cost", "cost": "age"})
+
+
+def merged(table: pl.DataFrame) -> pl.DataFrame:
+    return table.with_columns(who=pl.col("who").replace({"007": "7"}))
+
+
+ANOTHER = released.test_other_columns_and_names_are_another_release
 MUTATIONS = [
+    Mutation(
+        "statistics of several labels share noise",
+        line(table, "_encoder", ("run_key(options, rows.", "run_key(rows.")),
+        "only one request has the same noise",
+        test_learning.test_only_one_request_has_the_same_noise,
+    ),
+    Mutation(
+        "noise of the seed and the cost",
+        line(table, "keyed", ("seed, subject, allowance", "seed, allowance")),
+        "a missing label changes all noise",
+        test_learning.test_a_missing_label_changes_all_noise,
+    ),
+    Mutation(
+        "a second draw that is equal is free",
+        line(prepare, "_noise_of", ("(name,) if name else ()", "()")),
+        "a second draw is a second release",
+        test_learning.test_a_second_draw_is_a_second_release_even_if_it_is_equal,
+    ),
+    Mutation(
+        "the name of the noise is a hash of the data",
+        line(table, "_name_of", ("run_key(options, ", "run_key(noise.key, ")),
+        "the name of the noise is public",
+        test_learning.test_the_name_of_the_noise_is_public,
+    ),
+    Mutation(
+        "noise that ignores the header",
+        line(rows, "content_of", ("[client, *frame.columns]", "[client]")),
+        "other columns are another release",
+        in_folder(ANOTHER, renamed),
+    ),
+    Mutation(
+        "noise that takes two clients for one",
+        line(rows, "content_of", ("names_of(frame[client]), ", "")),
+        "other names are another release",
+        in_folder(ANOTHER, merged),
+    ),
+    Mutation(
+        "other bytes with the same noise",
+        line(session.Session, "check", ("(always or self.limits)", "self.limits")),
+        "other bytes are refused",
+        check_other_bytes,
+    ),
+    Mutation(
+        "statistics are written before they are charged",
+        returning(charging, "reserve_statistics", lambda *_: None),
+        "statistics are charged before they are written",
+        in_folder(released.test_statistics_of_a_run_are_charged_before_they_are_written),
+    ),
+    Mutation(
+        "statistics are written beyond a budget",
+        returning(charging, "reserve_statistics", lambda *_: None),
+        "statistics beyond a budget are not written",
+        in_folder(released.test_statistics_beyond_a_budget_are_not_written),
+    ),
     Mutation(
         "a threshold for one value only",
         line(frequent, "threshold", ("math.log1p(-escape) / counts", "math.log1p(-escape)")),

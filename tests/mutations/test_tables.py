@@ -13,23 +13,25 @@ import torch
 from PIL import Image
 
 from fedveil import algorithms
-from fedveil.data import declared, encoding, federated, save, saved, table
+from fedveil.data import cells, declared, encoding, federated, frames, save, saved, table
 from fedveil.data import rows as table_rows
 from fedveil.data.federated import Dataset, Examples, Federated
 from fedveil.data.origin import UNKNOWN, Origin
 from fedveil.data.partition import Iid
 from fedveil.data.sources import images, shakespeare
 from fedveil.errors import UserError
-from fedveil.ledger import resembling
+from fedveil.ledger import charging, resembling
 from fedveil.ledger.ledger import Account, open_ledger
 from fedveil.privacy.calibrate import Budget
 from fedveil.training import prepare as training
 from fedveil.training import sources
 from fedveil.training.settings import DataSettings
-from tests.mutations.making import Mutation, line, named, require_caught, returning
-from tests.unit.data import test_apart
+from tests.mutations.making import Mutation, in_folder, line, named, require_caught, returning
+from tests.unit.data import test_apart, test_cells
 from tests.unit.data.test_apart import ATTACKS, DECLARED, OTHERS, load, parts, rows
 from tests.unit.data.test_saved import as_format_1
+from tests.unit.ledger import test_accounts
+from tests.unit.training import test_statistics
 
 
 def check_apart(attack: str, **given: Any) -> None:
@@ -119,7 +121,9 @@ def check_unasked() -> None:
     assert data.unit == "example"
     said = ""
     try:
-        training._check_arguments(algorithms.dp_fedavg(noise_multiplier=1.0), data, 1, None, None)
+        training._check_arguments(
+            algorithms.dp_fedavg(noise_multiplier=1.0), data, 1, None, None, "seeded"
+        )
     except UserError as refusal:
         said = str(refusal)
     assert "--simulate-clients" in said
@@ -195,6 +199,40 @@ def check_resemblance() -> None:
 
 
 MUTATIONS = [
+    Mutation(
+        "a saved copy is about nobody",
+        line(
+            charging,
+            "_shared",
+            ("    rows = max(", "    if known:\n        return 0.0\n    rows = max("),
+        ),
+        "a copy is about the same people",
+        in_folder(test_accounts.test_a_saved_copy_is_about_the_same_people),
+    ),
+    Mutation(
+        "a table is known by its examples alone",
+        line(federated.Federated, "contents", ("{self.rows} ", "")),
+        "a budget in another unit is found",
+        in_folder(test_statistics.test_a_budget_of_another_unit_refuses_statistics, None),
+    ),
+    Mutation(
+        "types of Python cells decided by all of them",
+        line(
+            frames,
+            "_column",
+            ("return written(name, cells)", "return pl.Series(name, cells, strict=False)"),
+        ),
+        "one cell changes no other",
+        lambda: test_cells.test_one_cell_changes_no_other("days", "Python"),
+    ),
+    Mutation(
+        "fields that only other rows have",
+        line(cells, "written", ("_written(c)", "str(c)")),
+        "a struct has one form",
+        lambda: test_cells.test_a_cell_has_one_form_whatever_its_column_s_type(
+            "{a: 1, b: x}", [[{"a": 1.0, "b": "x", "c": None}]]
+        ),
+    ),
     Mutation(
         "numbers in parts of the largest one",
         line(

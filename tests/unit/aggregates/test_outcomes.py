@@ -56,6 +56,13 @@ def check_short(kind: str, value: np.ndarray, target: np.ndarray, answer: np.nda
     assert int(found.sum()) >= GRID - made.cells  # all of it counts, up to truncation
 
 
+def test_an_answer_that_is_no_class_stays_with_its_unit() -> None:
+    target, answer = np.array([0, 0, 1, 1]), np.array([5, 2, 1, 1])
+    made = outcomes.by_class(target, answer, 2)
+    both = dense(made.shares(np.array([0, 0, 1, 1])), 2, made.cells) / GRID
+    assert both.tolist() == [[0, 0, 0.5, 0, 0, 0.5], [0, 1, 0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("kind", MAKERS)
 def test_no_small_unit_is_longer_than_one(kind: str) -> None:
     """All units of up to two examples, over odd values, classes and answers."""

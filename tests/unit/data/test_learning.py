@@ -16,7 +16,7 @@ from fedveil.aggregates.desk import GRID, Contributions, Desk
 from fedveil.data.encoding import CategoryColumn, DateColumn, PublicColumn, TableEncoder
 from fedveil.data.federated import Dataset
 from fedveil.data.partition import ByKey, Iid
-from fedveil.data.table import load_table
+from fedveil.data.table import Noise, TableOptions, load_table, read_table
 from fedveil.errors import UserError
 from fedveil.training.prepare import prepare
 from tests.unit.data.test_apart import ATTACKS, load, rows
@@ -98,6 +98,85 @@ def test_the_same_request_is_the_same_release_and_another_one_is_not() -> None:
     assert learned(frame, noise="secure").encoder != learned(frame, noise="secure").encoder
 
 
+def subject(frame: Any, **given: Any) -> str:
+    """What the noise of a table's statistics is keyed by."""
+    seen = []
+
+    def granted(_: int, subject: str) -> Noise | None:
+        seen.append(subject)
+        return None
+
+    read_table(frame, TableOptions(**{"client": "who", "label": "ill", **given}), granted)
+    return seen[0]
+
+
+def test_only_one_request_has_the_same_noise() -> None:
+    frame = visits(60)
+    gap = pl.when(pl.int_range(pl.len()) > 0).then(pl.col("ill")).alias("ill")
+    swapped = frame.rename({"age": "sodium", "sodium": "age"})
+    tables = [
+        frame,
+        frame.with_columns(gap),
+        swapped,
+        swapped.select(frame.columns),
+        frame.select(reversed(frame.columns)),
+        frame.with_columns(who=pl.col("who").replace({"w7": "007", "w8": "7"})),
+        frame.with_columns(who=pl.col("who").replace({"w7": "7", "w8": "7"})),
+    ]
+    given: list[dict[str, Any]] = [
+        {"label": "ward"}, {"client": "visit"}, {"columns": ("age", "ward")},
+        {"columns": ("ward", "age")}, {"drop": ("ward",)}, {"classes": ("no", "yes")},
+        {"ranges": {"age": (0, 100)}}, {"categories": {"ward": ("A",)}},
+        {"dates": {"on": ("2010-01-01", "2022-01-01")}}, {"holdout": "rows"},
+        {"test_fraction": 0.0}, {"seed": 1}, {"buckets": 8}, {"label": "age", "target": "number"},
+    ]  # fmt: skip
+    found = [*map(subject, tables), *(subject(frame, **each) for each in given)]
+    assert len(set(found)) == len(found)
+    shuffled = frame.sample(fraction=1, shuffle=True, seed=1)
+    assert subject(shuffled) == subject(frame.cast(pl.String)) == found[0]
+
+
+def test_a_missing_label_changes_all_noise() -> None:
+    """If the noise were the same, equal encoders would show what a client without a label has."""
+    table = visits().with_columns(
+        second=pl.when(pl.col("who") != "w0").then(pl.col("ill")),
+        sodium=pl.when(pl.col("who") != "w0").then(pl.col("sodium")),
+    )
+    given: dict[str, Any] = {
+        "columns": ["sodium"], "classes": ["no", "yes"], "test_fraction": 0, "stats_epsilon": 0.5,
+    }  # fmt: skip
+    one, other = (load_table(table, "who", label, **given) for label in ("ill", "second"))
+    knots = [TableEncoder.from_json(data.encoder or "").columns for data in (one, other)]
+    assert knots[0] != knots[1]
+
+
+def test_a_second_draw_is_a_second_release_even_if_it_is_equal() -> None:
+    given: dict[str, Any] = {"columns": ["ward"], "classes": ["no", "yes"], "test_fraction": 0}
+    drawn = [learned(visits(), **given, seed=seed) for seed in (0, 1, 1)]
+    drawn.append(learned(visits(), **given, noise="secure"))
+    runs = []
+    for data in drawn:
+        assert torch.equal(data.train.inputs[:], drawn[0].train.inputs[:])
+        recipe = algorithms.dp_fedavg(clip=1.0, rate=0.1, noise_multiplier=1.0)
+        runs.append(prepare(recipe, data.split(ByKey()), "softmax", 5).spec.identity)
+    assert runs[1] == runs[2]
+    assert len(set(runs)) == 3
+
+
+def test_the_name_of_the_noise_is_public() -> None:
+    names = []
+    for table in (visits(600), visits(600).with_columns(age=pl.col("age") + 1)):
+        names.append(TableEncoder.from_json(learned(table).encoder or "").noise)
+    assert names[0] == names[1] != ""
+
+
+def test_one_label_does_not_decide_what_others_are_called() -> None:
+    ill = [i % 2 == 0 for i in range(500)]
+    for labels in (ill, [*ill[:-1], 2], [int(value) for value in ill[:-1]] + [2]):
+        table = {"who": [f"w{i}" for i in range(500)], "age": [30] * 500, "ill": labels}
+        assert learned(table).class_names == ("0", "1")
+
+
 def test_declared_columns_cost_nothing() -> None:
     frame = visits().select("who", "age", "ill")
     data = learned(frame, ranges={"age": (0, 100)}, classes=["no", "yes"])
@@ -106,8 +185,10 @@ def test_declared_columns_cost_nothing() -> None:
 
 
 def test_too_few_clients_show_no_classes() -> None:
-    with pytest.raises(UserError, match="Declare the classes if they are public"):
-        learned(visits(20))
+    for table in (visits(20), visits(100).with_columns(ill=pl.lit("syphilis"))):
+        with pytest.raises(UserError, match="Declare the classes if they are public") as refused:
+            learned(table)
+        assert "syphilis" not in str(refused.value)  # nothing is charged yet
 
 
 def test_made_up_clients_are_not_covered() -> None:

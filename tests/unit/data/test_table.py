@@ -328,7 +328,7 @@ def test_a_missing_input_column_at_prediction_is_named(tmp_path: Path) -> None:
     [
         (["7", "3", "7", "3"], ("3", "7")),
         (["1.0", "0.0", "1.0", "0.0"], ("0", "1")),
-        (["true", "false", "true", "false"], ("false", "true")),
+        (["true", "false", "true", "false"], ("0", "1")),
         (["10", "9", "10", "9"], ("9", "10")),
         (["b", "a", "b", "a"], ("a", "b")),
     ],

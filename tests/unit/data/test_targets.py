@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from fedveil.algorithms import fedavg
+from fedveil.data.frames import as_frame
 from fedveil.data.partition import ByKey
 from fedveil.data.table import load_table
+from fedveil.data.targets import numeric_targets
 from fedveil.errors import UserError
 from fedveil.runs.opened import open_run
 from fedveil.training.settings import read_settings
@@ -35,6 +37,14 @@ def test_numbers_are_read_and_other_cells_are_left_out(costs: Path) -> None:
     assert len(data.train) + len(data.test) == 78
     assert any("1 rows whose 'cost' is no number" in note for note in data.notes)
     assert not data.origin.exclusions
+
+
+def test_a_truth_value_is_a_number_whatever_the_others_are() -> None:
+    truth = [i % 3 == 0 for i in range(40)]
+    for last in ([True, False], ["x", 3.0]):
+        targets = numeric_targets(as_frame({"y": [*truth, *last]})["y"], "y", {})
+        assert targets.column[:40].tolist() == [float(value) for value in truth]
+        assert targets.known[:40].all()
 
 
 def test_a_declared_range_scales_and_clips(costs: Path) -> None:

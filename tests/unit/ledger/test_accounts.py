@@ -12,7 +12,9 @@ import pytest
 from fedveil import algorithms
 from fedveil.commands.python import train
 from fedveil.data.federated import Federated
-from fedveil.data.partition import ByKey
+from fedveil.data.partition import ByKey, Iid
+from fedveil.data.save import save_federated
+from fedveil.data.saved import open_federated
 from fedveil.data.table import load_table
 from fedveil.errors import UserError
 from fedveil.ledger.ledger import Account, Ledger, open_ledger
@@ -100,6 +102,30 @@ def test_a_named_account_counts_every_export(tmp_path: Path) -> None:
     assert spent[1] > spent[0]
     assert spent[-1] <= 2.0
     assert ended > 0
+
+
+def test_a_saved_copy_is_about_the_same_people(tmp_path: Path) -> None:
+    ledger = tmp_path / "l.sqlite"
+    granted(ledger, data(ehr())).close()
+    other = load_table(ehr(), "who", "ill", **{**DECLARED, "seed": 1})
+    save_federated(other.split(ByKey()), tmp_path / "copy")
+    for given in (open_federated(tmp_path / "copy"), other.split(Iid(10))):
+        with pytest.raises(UserError, match="about clients of 'ehr'"):
+            run(given, ledger, tmp_path / "a")
+    granted(tmp_path / "m.sqlite", open_federated(tmp_path / "copy")).close()
+    with pytest.raises(UserError, match="about clients of 'ehr'"):
+        run(data(ehr()), tmp_path / "m.sqlite", tmp_path / "b")
+
+
+def test_other_clients_of_the_same_rows_need_a_budget(tmp_path: Path) -> None:
+    ledger, frame = tmp_path / "l.sqlite", ehr().with_row_index("visit")
+    granted(ledger, data(frame)).close()
+    others = load_table(frame, "visit", "ill", classes=["0", "1"], columns=["age"])
+    save_federated(others.split(ByKey()), tmp_path / "copy")
+    with pytest.raises(UserError, match="for another unit or split"):
+        run(others.split(ByKey()), ledger, tmp_path / "a")
+    with pytest.raises(UserError, match="about clients of 'ehr'"):
+        run(open_federated(tmp_path / "copy"), ledger, tmp_path / "a")
 
 
 def test_other_people_have_their_own_account(tmp_path: Path) -> None:
