@@ -158,7 +158,7 @@ def statistics(
         table: Path of a CSV or Parquet file, or a polars, pandas or Arrow table.
         client: Column that identifies clients.
         epsilon: ε of all statistics together.
-        delta: δ of all statistics together. [default: a power of ten below 1/n, at most 1e-5]
+        delta: δ of all statistics together. [default: 1e-5, or 0.1/n if smaller]
         count: Count rows and clients.
         sum: Columns whose sum is released.
         mean: Columns whose mean is released.
@@ -191,6 +191,8 @@ def statistics(
     known = _read(table, client, [c for _, c in asked if c], ranges or {}, most_rows)
     if not asked:
         raise UserError("No statistic was requested. Name at least one, such as mean or frequent.")
+    for column in {*several(sum), *several(mean), *known.ranges}:
+        known.limits(column)  # refused before anything is charged
     at = accounting.sensible_delta(known.data.clients) if delta is None else delta
     granted = Allowance.alone(epsilon, at)
     facts = [seed, known.content, granted, asked, sorted((ranges or {}).items()), most_rows]
@@ -349,7 +351,9 @@ def _bins(desk: Desk, known: _Known, column: str, precision: float) -> NoisyHist
 def _quantiles(desk: Desk, known: _Known, column: str, precision: float, aside: float) -> Release:
     bins = _bins(desk, known, column, precision)
     values = {f"{q:.0%}": bins.quantile(q) for q in QUANTILES}
-    return Release("quantiles", column, values, bins.rank_error(), "share of clients below,")
+    return Release(
+        "quantiles", column, values, bins.rank_error(), "rank error, a share of clients,"
+    )
 
 
 def _histogram(desk: Desk, known: _Known, column: str, precision: float, aside: float) -> Release:
@@ -365,7 +369,7 @@ def _frequent(desk: Desk, known: _Known, column: str, precision: float, aside: f
     told = np.array(cells.gather(there).to_list(), dtype=str)
     found = frequent_values(desk, known.units[there], told, precision, aside)
     least = threshold(precision, aside)
-    meaning = f"weight of clients, of at least {least:.3g}, 95% of draws"
+    meaning = f"noisy client counts, threshold {least:.3g}, 95% of draws"
     values = {each.value: each.weight for each in found}
     return Release("frequent", column, values, CONFIDENT * deviation(precision), meaning)
 

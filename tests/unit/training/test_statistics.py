@@ -155,6 +155,13 @@ def test_similar_data_with_a_budget_are_told(tmp_path: Path) -> None:
     assert found.plain()["note"] == found.note
 
 
+@pytest.mark.parametrize("wrong", [{"mean": "age"}, {"count": True, "ranges": {"age": (9, 1)}}])
+def test_a_refused_request_charges_nothing(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="range"):
+        asked(tmp_path, **wrong)
+    assert not open_ledger(tmp_path / "l.sqlite").streams
+
+
 def test_seeded_noise_is_said_to_be_simulated(tmp_path: Path) -> None:
     told = "Simulated: anyone who knows the seed can reproduce it."
     seeded, secure = (asked(tmp_path, noise=noise, count=True) for noise in ("seeded", "secure"))
