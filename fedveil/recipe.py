@@ -15,11 +15,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedveil.accounting import events
-from fedveil.accounting.norms import Adjacency, Norms
+from fedveil.accounting.norms import Adjacency, Limits, Norms, declared
 from fedveil.errors import UserError
 from fedveil.parts.bound import Bound, Unbounded
 from fedveil.parts.checks import check, one_of
-from fedveil.parts.cohort import Cohort, Everyone
+from fedveil.parts.cohort import Cohort, Everyone, check_cap
 from fedveil.parts.local import Local
 from fedveil.parts.memory import Memory, NoMemory
 from fedveil.parts.noise import Noise, NoNoise, Share
@@ -167,7 +167,13 @@ class Recipe:
 
     def message(self, dim: int, bound: Bound | None = None) -> Norms:
         """The maximum norms of one message, after bound and quantization."""
-        return self.quantize.norms((bound or self.bound).norms(dim))
+        return self.limits(dim, bound).message
+
+    def limits(self, dim: int, bound: Bound | None = None) -> Limits:
+        """The norms that a message is held to, after the bound and after quantization."""
+        bound = bound or self.bound
+        bounded = declared(bound, bound.norms(dim), dim)
+        return Limits(bounded, declared(self.quantize, self.quantize.norms(bounded), dim))
 
     def wire(self, dim: int, population: int) -> Wire | None:
         """The bits per coordinate of a message, if messages are on a grid.
@@ -400,8 +406,9 @@ def _refuse_misfits(recipe: Recipe) -> None:
             f"{type(recipe.noise).__name__} do not fit: no noise hides an unbounded message. Use "
             "Clip, Normalize or SmoothNormalize."
         )
-    for part in recipe.parts.values():
-        if (problem := part.misfit(recipe)) is not None:
+    for slot, part in recipe.parts.items():
+        base = SLOTS[slot].misfit(part, recipe) if foreign(part) else None
+        if (problem := part.misfit(recipe) or base) is not None:
             raise UserError(f"{recipe.name}: {problem}")
 
 
@@ -452,3 +459,4 @@ def _refuse_unknown_words(recipe: Recipe) -> None:
             f"{recipe.name}: cohort {type(recipe.cohort).__name__} has adjacency '{kind}'; it must "
             f"be {', '.join(get_args(Adjacency))}."
         )
+    check_cap(recipe.cohort, recipe.cohort.cap)
