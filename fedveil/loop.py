@@ -303,8 +303,23 @@ def local_plan(
         return local.plan(sizes, round, stream(key, round, f"batches from {named[0]}"))
     each = zip(sizes, named, strict=True)
     return LocalPlan.joined(
-        [local.plan(size[None], round, stream(key, round, f"batches of {i}")) for size, i in each]
+        [_own_plan(local, size, round, stream(key, round, f"batches of {i}")) for size, i in each]
     )
+
+
+def _own_plan(local: Local, size: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+    """The plan of one client, with its own examples only."""
+    plan = local.plan(size[None], round, rng)
+    if not foreign(local):
+        return plan
+    plan = replace(plan, index=plan.index.clone(), rates=plan.rates.clone())
+    if len(plan.index) != 1 or len(plan.rates) != 1 or (plan.index >= size).any():
+        raise UserError(
+            f"Local {type(local).__name__} plans examples of other clients: indexes up to "
+            f"{int(plan.index.max())} for a client with {int(size)}. Use indexes below its size, "
+            "and -1 for padding."
+        )
+    return plan
 
 
 def bound_of(recipe: Recipe, state: State) -> Bound:
@@ -386,7 +401,7 @@ class _SiloWork:
         """
         x, local, k = self.state.x, self.recipe.local, self.state.round
         own, key = self.data.records_of(silo), derived(self.key, f"silo {silo} in round {k}")
-        inside = self.recipe.inside(silo, k)
+        inside = self.recipe.accounted_inside(silo, k, len(x))
         here = begin(inside, start, own, local.inner_steps, key)
         for _ in range(local.inner_steps):
             there, _ = run_round(inside, here, own, self.engine, key)

@@ -151,10 +151,6 @@ class Noise(Part, ABC):
         """This noise with everything fixed that follows from the rounds and participations."""
         return self
 
-    def redrawn(self, rounds: int) -> Noise:
-        """The noise to account for after a number of rounds were lost and drawn again."""
-        return self
-
     def uncalibrated(self) -> Noise | None:
         """The same kind of noise before calibration; None if it cannot be calibrated."""
         return None

@@ -12,16 +12,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedveil import algorithms
+from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
+from fedveil.accounting.correlation import square_root
 from fedveil.accounting.norms import Norms
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
-from fedveil.loop import State, begin, client_message, run_round
+from fedveil.ledger.charging import redrawn
+from fedveil.loop import State, begin, client_message, local_plan, run_round
 from fedveil.parts import (
     Begin,
     Bound,
     Clip,
     Cohort,
+    Gaussian,
     Memory,
     Noise,
     NoQuantization,
@@ -30,11 +35,19 @@ from fedveil.parts import (
     Tensors,
 )
 from fedveil.parts.bound import ClipCoordinates, within
+from fedveil.parts.local import SGD, Inside, LocalPlan
 from fedveil.parts.memory import ErrorCompensation
+from fedveil.parts.records import RecordSGD, SiloGaussian
 from fedveil.parts.report import Difference
+from fedveil.parts.schedule import Constant
+from fedveil.parts.spaced import Separated
+from fedveil.parts.statistics import Statistics
+from fedveil.privacy.calibrate import Budget, calibrated
+from fedveil.privacy.composition import plan
+from fedveil.privacy.statement import statement
 from fedveil.recipe import Recipe
 from fedveil.testing.recipes import CLIENTS, DIM, check_history, check_neighbours
-from fedveil.testing.replay import Scripted, normal_answers, people, play
+from fedveil.testing.replay import Scripted, WatchedCohort, normal_answers, people, play
 from fedveil.training.prepare import prepare
 from fedveil.training.start import finish, resume, train
 from tests.contracts.test_own_parts import CLIPPED, prepared
@@ -383,6 +396,21 @@ def test_the_loop_s_count_survives_a_checkpoint(blobs: Federated, tmp_path: Path
         finish(training)
 
 
+@dataclass(frozen=True)
+class Promising(Same):
+    """Promises the noise of more clients than it draws."""
+
+    cap: int | None = None
+
+    def min_honest(self, population: int) -> int:
+        return 5
+
+
+def test_a_round_with_less_noise_than_is_accounted_is_aborted() -> None:
+    recipe = replace(CLIPPED, cohort=Promising(), noise=Gaussian(2.0, "client"), view="sum")
+    assert play(recipe, normal_answers(CLIENTS, DIM)).info.aborted
+
+
 @pytest.mark.parametrize("drawn", [np.array([[0], [1]]), np.array([False, True])], ids=repr)
 def test_a_draw_is_a_list_of_indexes(drawn: np.ndarray) -> None:
     class Odd(Same):
@@ -391,6 +419,297 @@ def test_a_draw_is_a_list_of_indexes(drawn: np.ndarray) -> None:
 
     with pytest.raises(UserError, match="Return each index below 8 at most once"):
         prepared(replace(CLIPPED, cohort=Odd(None)))
+
+
+# Claims
+
+
+class Silent:
+    """Keeps subclasses from being told apart."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        pass
+
+
+class Unasked(Silent, Poisson):
+    """Draws in another way."""
+
+    draw = Same.draw
+
+
+class Wrapped:
+    """Answers like Poisson, and draws in another way."""
+
+    draw = Same.draw
+
+    def __init__(self) -> None:
+        self.inner = Poisson(0.1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+Cohort.register(Wrapped)
+
+
+def test_a_draw_of_one_s_own_is_not_amplified_whatever_it_inherits() -> None:
+    class Unclaimed(Poisson):
+        claims = ()
+        draw = Same.draw
+
+    @dataclass(frozen=True)
+    class TwoSlots(NoQuantization, Poisson):
+        draw = Same.draw
+
+    for cohort in (Unclaimed(0.1), TwoSlots(0.1)):
+        recipe = replace(CLIPPED, cohort=cohort)
+        assert recipe.event(30, 200) == events.GaussianRelease(2.0)
+        assert recipe.adjacency() == "zero-out"
+
+
+def test_claims_that_cannot_be_taken_back_are_refused() -> None:
+    with pytest.raises(UserError, match="cohort Unasked takes `describe` from Poisson"):
+        replace(CLIPPED, cohort=Unasked(0.1))
+
+
+@pytest.mark.parametrize("cohort", [Wrapped(), WatchedCohort(Poisson(0.1))], ids=repr)
+def test_a_part_answers_itself(cohort: Any) -> None:
+    with pytest.raises(UserError, match="does not define `adjacency`"):
+        replace(CLIPPED, cohort=cohort)
+
+
+# Participations that correlated noise relies on
+
+
+@dataclass(frozen=True)
+class OwnCorrelated(Noise):
+    """Noise that is correlated over the rounds."""
+
+    at: Any = "server"
+    correlated: bool = True
+
+    def draw(self, message: Norms, *rest: Any) -> Tensor:
+        return torch.zeros(message.dim, dtype=torch.float64)
+
+    def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
+        return events.Correlated(2.0 * message.l2 / sensitivity.l2, square_root(4))
+
+
+@dataclass(frozen=True)
+class OwnIndependent(OwnCorrelated):
+    """Says that it is correlated, and is not."""
+
+    def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
+        return events.GaussianRelease(2.0 * message.l2 / sensitivity.l2)
+
+
+def test_statement_and_ledger_agree_on_lost_rounds() -> None:
+    for noise in (OwnCorrelated(), OwnIndependent()):
+        recipe = replace(CLIPPED, cohort=Separated(5, separation=4, cap=1), noise=noise)
+        charged = plan(recipe, 30, 100, "models").redrawn(8).spent(18)
+        stated = redrawn(recipe, 8).spent(30, 100, 18)
+        assert accounting.epsilon(stated, DELTA) == accounting.epsilon(charged, DELTA)
+        assert accounting.epsilon(stated, DELTA) > accounting.epsilon(
+            recipe.spent(30, 100, 10), DELTA
+        )
+
+
+def test_a_cap_does_not_count_where_the_server_is_the_adversary() -> None:
+    noise = OwnCorrelated(at="client", correlated=False)
+    capped = replace(CLIPPED, cohort=Poisson(0.5, cap=1), noise=noise, view="sum")
+    uncapped = replace(capped, cohort=Poisson(0.5))
+    assert capped.spent(30, 100, 10) == uncapped.spent(30, 100, 10)
+
+
+@dataclass(frozen=True)
+class Turns(Same):
+    """Says that two participations are five rounds apart."""
+
+    cap: int | None = None
+    separation: int | None = 5
+    spaced = True
+
+
+@dataclass(frozen=True)
+class Near(Separated):
+    """Draws in another way."""
+
+    draw = Same.draw
+
+
+def test_a_separation_of_one_s_own_does_not_count() -> None:
+    for cohort in (Turns(), Near(2, separation=5)):
+        recipe = replace(CLIPPED, cohort=cohort, noise=OwnCorrelated())
+        assert recipe.max_participations(10) == 10
+        release = recipe.release(DIM, 100)
+        assert isinstance(release, events.Correlated)
+        assert release.separation == 1
+
+
+# Silos
+
+
+SILOS = algorithms.silo_dp_fedavg(noise_multiplier=1.0, rate=0.1, steps=2)
+
+
+@dataclass(frozen=True)
+class Warming(RecordSGD):
+    """Samples all records after the first round."""
+
+    by_record = True
+
+    def inside(self, silo: int, round: int, noise: Noise) -> Inside:
+        rate = 1.0 if round else 0.1
+        return super().inside(silo, round, noise)._replace(cohort=Poisson(rate))
+
+
+@dataclass(frozen=True)
+class Unequal(RecordSGD):
+    """Samples all records of all silos but the first."""
+
+    by_record = True
+
+    def inside(self, silo: int, round: int, noise: Noise) -> Inside:
+        rate = 1.0 if silo else 0.1
+        return super().inside(silo, round, noise)._replace(cohort=Poisson(rate))
+
+
+@dataclass(frozen=True)
+class Quieter(SiloGaussian):
+    """Less noise in all silos but the first."""
+
+    by_silo = True
+
+    def inside(self, silo: int) -> Noise:
+        return Gaussian(0.1 if silo else 10.0)
+
+
+def in_silos(kind: type[RecordSGD]) -> Recipe:
+    own = SILOS.local
+    assert isinstance(own, RecordSGD)
+    return replace(SILOS, local=kind(own.learning_rate, own.steps, own.rates, own.clip))
+
+
+def silo_rounds(kind: type[RecordSGD], rounds: int = 2) -> None:
+    from fedveil.testing.silos import Valued
+
+    recipe, data = in_silos(kind), people(3)
+    state = begin(recipe, torch.zeros(DIM), data, rounds, 0)
+    for _ in range(rounds):
+        state, _ = run_round(recipe, state, data, Valued(), 0)
+
+
+def test_a_silo_releases_in_every_round_what_is_accounted() -> None:
+    silo_rounds(Warming, 1)
+    silo_rounds(Unequal, 2)
+    with pytest.raises(UserError, match=r"silo 0 in round 2 releases .*rate=1.0.* is accounted"):
+        silo_rounds(Warming, 2)
+
+
+def test_every_silo_of_a_stranger_is_accounted() -> None:
+    for recipe in (in_silos(Unequal), replace(SILOS, noise=Quieter((1.0,)))):
+        release = recipe.release(DIM, 3)
+        assert isinstance(release, events.InSilos)
+        assert len(release.silos) == 3
+        assert release.silos[0] != release.silos[1]
+
+
+def test_noise_inside_silos_is_added_by_the_silo() -> None:
+    @dataclass(frozen=True)
+    class Shared(RecordSGD):
+        by_record = True
+
+        def inside(self, silo: int, round: int, noise: Noise) -> Inside:
+            return super().inside(silo, round, noise)._replace(noise=Gaussian(1.0, "client"))
+
+    with pytest.raises(UserError, match="needs noise of its own"):
+        in_silos(Shared).release(DIM, 3)
+
+
+def test_parts_inside_silos_are_named() -> None:
+    @dataclass(frozen=True)
+    class Outside(RecordSGD):
+        by_record = True
+
+        def inside(self, silo: int, round: int, noise: Noise) -> Inside:
+            return super().inside(silo, round, noise)._replace(bound=SlyClip(1.0))
+
+    recipe = in_silos(Outside)
+    assert any(name.endswith("SlyClip") for name in recipe.foreign)
+    assert "SlyClip" in dict(statement(recipe, DIM, 3, 2, DELTA).entries())["Assumed"]
+
+
+def test_noise_inside_silos_is_calibrated_with_the_evaluations() -> None:
+    silos = algorithms.silo_dp_fedavg(rate=0.01, steps=5)
+    evaluated = replace(silos, view="models", evaluation=Statistics(2.0, 0.0))
+    found = calibrated(evaluated, Budget(3.0, DELTA), 10, DIM, 3)
+    assert statement(found, DIM, 3, 10, DELTA).main.epsilon <= 3.0
+
+
+# Local work
+
+
+@dataclass(frozen=True)
+class Neighbours(SGD):
+    """Uses the first example of the next client, too."""
+
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+        return LocalPlan(torch.arange(int(sizes[0]) + 1)[None, None], torch.ones(1, 1))
+
+
+class OnePlan(SGD):
+    """Returns the same tensor every time."""
+
+    out = torch.zeros(1, 1, 1, dtype=torch.int64)
+
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+        return LocalPlan(self.out.copy_(sizes.reshape(1, 1, 1) - 1), torch.ones(1, 1))
+
+
+def test_a_client_uses_its_own_examples() -> None:
+    local = Neighbours(Constant(0.1), steps=1)
+    with pytest.raises(UserError, match="Neighbours plans examples of other clients"):
+        prepared(replace(CLIPPED, local=local, cohort=Poisson(1.0)))
+    one = OnePlan(Constant(0.1), steps=1)
+    plan = local_plan(one, people(4), np.arange(4), 0, 0)
+    assert plan.index.flatten().tolist() == [0, 2, 0, 39]
+
+
+class BySize(SGD):
+    """A momentum that depends on the number of examples."""
+
+    def plan(self, sizes: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+        return replace(super().plan(sizes, round, rng), momentum=1 / (1 + float(sizes[0])))
+
+
+def test_a_plan_does_not_depend_on_another_client_s_size() -> None:
+    with pytest.raises(UserError, match="differ in momentum"):
+        local_plan(BySize(Constant(0.1), steps=1), people(4), np.arange(4), 0, 0)
+
+
+# Answers that change
+
+
+def test_calibration_asks_a_part_that_may_change_again() -> None:
+    class Changing(Cohort):
+        adjacency = "add-remove"
+        rate = 0.01
+
+        def expected(self, population: int) -> float:
+            return self.rate * population
+
+        def draw(self, population: int, rng: Any, state: Tensors | None = None) -> np.ndarray:
+            return np.flatnonzero(rng.random(population) < self.rate)
+
+        def amplify(self, event: events.Round, population: int) -> events.Round:
+            return events.PoissonSampled(self.rate, event)  # type: ignore[arg-type]
+
+    cohort = Changing()
+    recipe = replace(CLIPPED, cohort=cohort, noise=Gaussian())
+    calibrated(recipe, Budget(1.0, DELTA), 20, DIM, 1000)
+    cohort.rate = 0.9
+    found = calibrated(recipe, Budget(1.0, DELTA), 20, DIM, 1000)
+    assert statement(found, DIM, 1000, 20, DELTA).main.epsilon <= 1.0
 
 
 # Memories

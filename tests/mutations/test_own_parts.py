@@ -11,7 +11,7 @@ from fedveil import loop
 from fedveil import recipe as recipe_module
 from fedveil.engines import bounding
 from fedveil.errors import UserError
-from fedveil.parts import bound, memory, noise, server
+from fedveil.parts import bound, memory, noise, part, server
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
 from fedveil.testing import check_bound, check_memory, check_server
@@ -36,6 +36,14 @@ def refused(rounds: int = 1, **parts: Any) -> None:
     except UserError:
         return
     raise AssertionError(f"{parts} were trained with")
+
+
+def silo_refused(kind: type) -> None:
+    try:
+        hostile.silo_rounds(kind)
+    except UserError:
+        return
+    raise AssertionError("a round was trained that is not accounted")
 
 
 MUTATIONS = [
@@ -86,6 +94,54 @@ MUTATIONS = [
         line(loop, "_after_draw", ("if LOOP in parts:", "if False:")),
         "a draw beyond the cap",
         lambda: refused(2, cohort=hostile.NotCounting(1.0, cap=1)),
+    ),
+    Mutation(
+        "claims that a stranger inherits in silence",
+        line(recipe_module, "_refuse_unanswering", ("if not foreign(definer) and", "if False and")),
+        "an amplified draw of one's own",
+        lambda: refused(cohort=hostile.Unasked(0.1)),
+    ),
+    Mutation(
+        "only the claims of a stranger's first base",
+        returning(part, "claims_of", lambda kind: set(kind.claims)),
+        "test_a_draw_of_one_s_own_is_not_amplified_whatever_it_inherits",
+        hostile.test_a_draw_of_one_s_own_is_not_amplified_whatever_it_inherits,
+    ),
+    Mutation(
+        "answers of another part",
+        returning(recipe_module, "definers_of", lambda kind, name: [object]),
+        "a wrapped cohort",
+        lambda: refused(cohort=hostile.Wrapped()),
+    ),
+    Mutation(
+        "a silo's step that is accounted as in round 0",
+        line(Recipe, "accounted_inside", ("if now != accounted:", "if False:")),
+        "a silo that samples more in later rounds",
+        lambda: silo_refused(hostile.Warming),
+    ),
+    Mutation(
+        "a stranger's silos accounted by the first one",
+        line(Recipe, "insides", ("(None if self._alike else silos)", "None")),
+        "test_every_silo_of_a_stranger_is_accounted",
+        hostile.test_every_silo_of_a_stranger_is_accounted,
+    ),
+    Mutation(
+        "lost rounds of a stranger's correlated noise",
+        line(Recipe, "release", ("self.lost or release.lost", "release.lost")),
+        "test_statement_and_ledger_agree_on_lost_rounds",
+        hostile.test_statement_and_ledger_agree_on_lost_rounds,
+    ),
+    Mutation(
+        "a cap of correlated noise that the adversary keeps",
+        line(Recipe, "release", ('if view == "models" else (1, None)', "")),
+        "test_a_cap_does_not_count_where_the_server_is_the_adversary",
+        hostile.test_a_cap_does_not_count_where_the_server_is_the_adversary,
+    ),
+    Mutation(
+        "a stranger's separation",
+        lambda patch: patch.setattr(Recipe, "separation", property(lambda r: r.cohort.separation)),
+        "test_a_separation_of_one_s_own_does_not_count",
+        hostile.test_a_separation_of_one_s_own_does_not_count,
     ),
     Mutation(
         "noise on messages without a grid",

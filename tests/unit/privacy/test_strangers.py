@@ -156,7 +156,7 @@ def test_after_a_crash_a_stranger_s_cap_and_amplification_count_for_nothing(
 
 def test_nothing_changes_for_a_stranger_without_a_cap_or_without_a_crash() -> None:
     uncapped, capped = (replace(SAMPLED, cohort=Fifth(cap)) for cap in (None, 2))
-    assert redrawn(uncapped, 3) is uncapped
+    assert redrawn(uncapped, 3) == replace(uncapped, lost=3)
     assert redrawn(capped, 0) is capped
     known = replace(SAMPLED, cohort=FixedSize(5, cap=2))
     assert redrawn(known, 3).cohort == FixedSize(5, cap=5)
