@@ -316,12 +316,13 @@ class Recipe:
         """The maximum participations of one unit that a view may rely on.
 
         The server enforces the cap. In views `sum` and `messages` the server is the adversary, so
-        these views do not rely on a cap. The cap of a spaced cohort does not include lost rounds.
+        these views do not rely on a cap.
         """
-        cap, lost = self.cohort.cap, (self.lost or 0) if self.cohort.spaced else 0
-        if cap is None or (view or self.view) != "models" or self.by_record:
+        if (view or self.view) != "models" or self.by_record:
             return rounds
-        return min(rounds, cap + lost)
+        lost = (self.lost or 0) if self.cohort.spaced else 0  # its cap does not include them
+        turns = -(-max(rounds - lost, 0) // self.separation) + lost
+        return turns if self.cohort.cap is None else min(turns, self.cohort.cap + lost)
 
     @property
     def separation(self) -> int:

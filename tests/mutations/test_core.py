@@ -289,8 +289,8 @@ MUTATIONS = [
             loop._Work,
             "messages",
             (
-                "scales_of(norms, self.bound, len(state.x))",
-                "scales_of(norms, self.bound, 1)"
+                "scales_of(norms, self.bound, self.limits.bounded)",
+                "scales_of(norms, self.bound, self.limits.bounded)"
                 " * group.data.sizes[torch.from_numpy(group.clients)]",
             ),
         ),
