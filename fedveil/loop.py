@@ -169,7 +169,7 @@ def _after_draw(recipe: Recipe, parts: dict[str, Tensors], drawn: np.ndarray) ->
 
 def _refuse_repeated(part: Part, drawn: np.ndarray, population: int) -> None:
     """Refuse a draw with repeated clients, which would count twice in the sum."""
-    listed = drawn.ndim == 1 and drawn.dtype.kind in "iu"
+    listed = drawn.ndim == 1 and drawn.dtype.kind == "i"  # differences of unsigned ones wrap around
     inside = listed and (not len(drawn) or (drawn[0] >= 0 and drawn[-1] < population))
     if inside and (np.diff(drawn) > 0).all():
         return

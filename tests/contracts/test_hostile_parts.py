@@ -411,7 +411,10 @@ def test_a_round_with_less_noise_than_is_accounted_is_aborted() -> None:
     assert play(recipe, normal_answers(CLIENTS, DIM)).info.aborted
 
 
-@pytest.mark.parametrize("drawn", [np.array([[0], [1]]), np.array([False, True])], ids=repr)
+DRAWS = [[[0], [1]], [False, True], np.array([5, 3, 5], dtype=np.uint64), [0.0, 1.0]]
+
+
+@pytest.mark.parametrize("drawn", [*map(np.asarray, DRAWS)], ids=repr)
 def test_a_draw_is_a_list_of_indexes(drawn: np.ndarray) -> None:
     class Odd(Same):
         def draw(self, *rest: Any) -> np.ndarray:
