@@ -11,8 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedveil.accounting.norms import Limits
 from fedveil.data.federated import Federated
-from fedveil.engines.bounding import bounded_rows, by_rows, of_each, quantized_row, scales_of
+from fedveil.engines.bounding import (
+    bounded_rows,
+    by_rows,
+    of_each,
+    own_noise,
+    quantized_row,
+    refuse_other_shape,
+    scales_of,
+)
 from fedveil.engines.dropout import Coins
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.seen import Seen, direction
@@ -21,13 +30,17 @@ from fedveil.engines.updates import DenseUpdates, Engine, Group, Updates
 from fedveil.engines.walks import walk_again
 from fedveil.errors import UserError
 from fedveil.parts.bound import Bound
+from fedveil.parts.cohort import Cohort
 from fedveil.parts.local import Local, LocalPlan
 from fedveil.parts.memory import ClientMemory
 from fedveil.parts.part import Begin, Part, Tensors, foreign
+from fedveil.parts.quantize import by_message
 from fedveil.random.streams import Key, derived, stream
 from fedveil.recipe import Recipe
 from fedveil.threads import equal_shares, in_order, one_thread_each
 from fedveil.wire import Wire
+
+LOOP = "loop"  # the slot of what the loop itself keeps, in `State.parts`
 
 
 @dataclass
@@ -85,6 +98,8 @@ def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> 
         slot: part.initial_state(Begin(x, data.clients, rounds, _first_stream(key, slot), *public))
         for slot, part in recipe.parts.items()
     }
+    if recipe.cohort.cap is not None and foreign(recipe.cohort):
+        parts[LOOP] = {"taken": torch.zeros(data.clients, dtype=torch.int64)}
     width = recipe.memory.width(len(x))
     memory = ClientMemory(data.clients, width) if recipe.memory.kept else None
     return State(0, x, parts, memory)
@@ -131,7 +146,7 @@ def cohort_of(recipe: Recipe, state: State, population: int, key: Key) -> np.nda
     cohort, kept = recipe.cohort, state.parts["cohort"]
     drawn = cohort.draw(population, stream(key, state.round, "cohort"), kept)
     _refuse_repeated(cohort, drawn, population)
-    if cohort.cap is not None and "taken" in kept and (kept["taken"][drawn] >= cohort.cap).any():
+    if cohort.cap is not None and (_taken(recipe, state)[drawn] >= cohort.cap).any():
         raise UserError(
             f"Cohort {type(cohort).__name__} drew a client in more rounds than its cap of "
             f"{cohort.cap}. Exclude clients whose state['taken'] has reached the cap."
@@ -139,9 +154,23 @@ def cohort_of(recipe: Recipe, state: State, population: int, key: Key) -> np.nda
     return drawn
 
 
+def _taken(recipe: Recipe, state: State) -> Tensor:
+    """The participations of each unit; in a user-defined cohort, by the loop's own count."""
+    return state.parts[LOOP if foreign(recipe.cohort) else "cohort"]["taken"]
+
+
+def _after_draw(recipe: Recipe, parts: dict[str, Tensors], drawn: np.ndarray) -> dict[str, Tensors]:
+    """The state of the cohort after a draw, and the loop's own count."""
+    after = {"cohort": recipe.cohort.step(parts["cohort"], drawn.copy())}
+    if LOOP in parts:
+        after[LOOP] = Cohort.step(recipe.cohort, parts[LOOP], drawn)
+    return after
+
+
 def _refuse_repeated(part: Part, drawn: np.ndarray, population: int) -> None:
     """Refuse a draw with repeated clients, which would count twice in the sum."""
-    inside = not len(drawn) or (drawn[0] >= 0 and drawn[-1] < population)
+    listed = drawn.ndim == 1 and drawn.dtype.kind == "i"  # differences of unsigned ones wrap around
+    inside = listed and (not len(drawn) or (drawn[0] >= 0 and drawn[-1] < population))
     if inside and (np.diff(drawn) > 0).all():
         return
     raise UserError(
@@ -166,16 +195,17 @@ def conclude_round(
     k, x, kept = state.round, state.x, dict(state.parts)
     bound = bound_of(recipe, state)
     denominator = recipe.cohort.expected(population)
-    message = recipe.message(len(x), bound)
+    message = total.message or recipe.message(len(x), bound)
     rng = stream(key, k, "noise")
     noise, kept["noise"] = recipe.noise.step(message, came, denominator, rng, kept["noise"])
+    refuse_other_shape(recipe.noise, noise, x)
     released = total.released(noise, message)
     mean = (released / denominator).float()
     descent, kept["memory"] = recipe.memory.step(kept["memory"], mean)
     direction = recipe.report.descent(descent, x)
     x, kept["server"] = recipe.server.step(x, direction, kept["server"], k)
     kept["output"] = recipe.output.follow(kept["output"], x, k)
-    kept["cohort"] = recipe.cohort.step(kept["cohort"], cohort)
+    kept |= _after_draw(recipe, kept, cohort)
     if recipe.bound.adapts:
         count = stream(key, k, "count")
         short = total.no_longer_than(bound.threshold)
@@ -206,7 +236,7 @@ def aborted_round(
     kept = {
         **state.parts,
         "output": recipe.output.follow(state.parts["output"], state.x, state.round),
-        "cohort": recipe.cohort.step(state.parts["cohort"], cohort),
+        **_after_draw(recipe, state.parts, cohort),
     }
     nothing = torch.empty(0, dtype=torch.float64)
     info = Info(state.round, came, 0, nothing, nothing, 0.0, 0.0, aborted=True)
@@ -237,7 +267,8 @@ def client_message(
     simulation, the message is the one that the simulation adds up.
     """
     bound = bound_of(recipe, state)
-    work = _Work(recipe, bound, state, engine, key, None)
+    limits = recipe.limits(len(state.x), bound)
+    work = _Work(recipe, bound, limits, state, engine, key, None)
     alone, named = np.array([0]), np.array([client])
     plan = local_plan(recipe.local, data, alone, state.round, key, named)
     group = Group(data, alone, plan, Coins(key, state.round, named))
@@ -272,13 +303,42 @@ def local_plan(
         return local.plan(sizes, round, stream(key, round, f"batches from {named[0]}"))
     each = zip(sizes, named, strict=True)
     return LocalPlan.joined(
-        [local.plan(size[None], round, stream(key, round, f"batches of {i}")) for size, i in each]
+        [_own_plan(local, size, round, stream(key, round, f"batches of {i}")) for size, i in each]
     )
+
+
+def _own_plan(local: Local, size: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
+    """The plan of one client, with its own examples only."""
+    plan = local.plan(size[None], round, rng)
+    if not foreign(local):
+        return plan
+    plan = replace(plan, index=plan.index.clone(), rates=plan.rates.clone())
+    if len(plan.index) != 1 or len(plan.rates) != 1 or (plan.index >= size).any():
+        raise UserError(
+            f"Local {type(local).__name__} plans examples of other clients: indexes up to "
+            f"{int(plan.index.max())} for a client with {int(size)}. Use indexes below its size, "
+            "and -1 for padding."
+        )
+    return plan
 
 
 def bound_of(recipe: Recipe, state: State) -> Bound:
     """The bound of this round."""
-    return recipe.bound.at(state.parts["bound"])
+    return recipe.bound.at(state.parts["bound"]) if recipe.bound.adapts else recipe.bound
+
+
+def own_models(recipe: Recipe, state: State, remembered: Tensor) -> Tensor:
+    """The models that clients keep themselves, from what they remember (`Memory.personal`)."""
+    memory = recipe.memory
+    return of_each(memory, lambda rows: memory.model(rows, _server_side(recipe, state)), remembered)
+
+
+def _server_side(recipe: Recipe, state: State) -> Tensors:
+    """The server's state of the memory. One from outside gets a copy: clients only read it."""
+    kept = state.parts["memory"]
+    if not foreign(recipe.memory):
+        return kept
+    return {name: leaf.clone() for name, leaf in kept.items()}
 
 
 def sum_of_messages(
@@ -292,14 +352,15 @@ def sum_of_messages(
 ) -> Total:
     """Σ q_i over the cohort, group by group, so that one group must fit in memory."""
     dim = len(state.x)
-    workers = recipe.memory.workers(cohort, data.clients)
+    workers = recipe.memory.workers(cohort.copy(), data.clients)
     _refuse_repeated(recipe.memory, workers, data.clients)
     sends = np.isin(workers, cohort, assume_unique=True)
     wire = recipe.wire(dim, data.clients)
     kind = torch.float64 if wire is None else torch.int64
-    total = Total(torch.zeros(dim, dtype=kind), wire=wire)
-    last = direction(state.moved)
-    work = _Work(recipe, bound_of(recipe, state), state, engine, key, wire, last)
+    bound, last = bound_of(recipe, state), direction(state.moved)
+    limits = recipe.limits(dim, bound)
+    total = Total(torch.zeros(dim, dtype=kind), wire=wire, message=limits.message)
+    work = _Work(recipe, bound, limits, state, engine, key, wire, last)
     mine = team.share(workers, data.clients if recipe.memory.kept else None)
     if state.memory is not None:
         state.memory.admit(workers[mine])
@@ -340,7 +401,7 @@ class _SiloWork:
         """
         x, local, k = self.state.x, self.recipe.local, self.state.round
         own, key = self.data.records_of(silo), derived(self.key, f"silo {silo} in round {k}")
-        inside = self.recipe.inside(silo, k)
+        inside = self.recipe.accounted_inside(silo, k, len(x))
         here = begin(inside, start, own, local.inner_steps, key)
         for _ in range(local.inner_steps):
             there, _ = run_round(inside, here, own, self.engine, key)
@@ -355,6 +416,7 @@ class _Work:
 
     recipe: Recipe
     bound: Bound
+    limits: Limits  # what its messages are held to, and their noise is drawn for
     state: State
     engine: Engine
     key: Key
@@ -370,7 +432,7 @@ class _Work:
         updates = self._reported(moved)
         if remembered is None and not self._rows_needed:
             norms = updates.norms()
-            scales = scales_of(norms, self.bound, len(state.x))
+            scales = scales_of(norms, self.bound, self.limits.bounded)
             total = Total(updates.weighted_sum(torch.where(sends, scales, 0.0)))
             total.sent = int(sends.sum()) * 4 * len(state.x)
         else:
@@ -394,43 +456,49 @@ class _Work:
         work = _SiloWork(self.recipe, self.state, group.data, self.engine, self.key)
         starts = self.state.x.expand(len(group.clients), -1)
         if remembered is not None and self.recipe.memory.personal:
-            starts = self.recipe.memory.model(remembered, self.state.parts["memory"])
+            starts = own_models(self.recipe, self.state, remembered)
         each = zip(group.clients, starts, strict=True)
         return DenseUpdates(torch.stack([work.update(int(silo), y) for silo, y in each]))
 
     def compared(self, own: Tensor, remembered: Tensor | None) -> DenseUpdates:
         """w_i, the updates as they are bounded: compared with what clients remember."""
+        if remembered is None:
+            return DenseUpdates(own)
         memory = self.recipe.memory
-        return DenseUpdates(
-            own if remembered is None else of_each(memory, memory.compare, remembered, own)
-        )
+        compared = of_each(memory, memory.compare, remembered, own)
+        refuse_other_shape(memory, compared, own)
+        return DenseUpdates(compared)
 
     def rows(self, updates: Updates, clients: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Quantized messages without noise, their scales, and ‖w_i‖ of exactly these rows."""
         norms = updates.norms()
-        bounded, scales = bounded_rows(updates, norms, self.bound)
+        bounded, scales = bounded_rows(updates, norms, self.bound, self.limits.bounded)
         return self._quantized(bounded, clients), scales, norms
 
     def after(self, remembered: Tensor, own: Tensor, quantized: Tensor) -> Tensor:
         """What clients remember after their messages."""
-        memory, kept = self.recipe.memory, self.state.parts["memory"]
+        memory = self.recipe.memory
 
         def after(before: Tensor, update: Tensor, message: Tensor) -> Tensor:
-            return memory.after(before, update, message, kept)
+            return memory.after(before, update, message, _server_side(self.recipe, self.state))
 
         return of_each(memory, after, remembered, own, self.as_numbers(quantized))
 
     def _corrected(self, group: Group, remembered: Tensor | None) -> Group:
         """The group with what its clients' memory adds to their gradients."""
-        memory, kept = self.recipe.memory, self.state.parts["memory"]
+        memory, state = self.recipe.memory, self.state
         if remembered is None or not memory.corrects:
             return group
-        correction = of_each(memory, lambda rows: memory.correction(rows, kept), remembered)
+        correction = of_each(
+            memory,
+            lambda rows: memory.correction(rows, _server_side(self.recipe, state)),
+            remembered,
+        )
         return replace(group, plan=replace(group.plan, correction=correction))
 
     @property
     def _rows_needed(self) -> bool:
-        return self.recipe.quantize.rows_needed or by_rows(self.bound, len(self.state.x))
+        return by_rows(self.bound, self.recipe.quantize, self.limits.bounded)
 
     def _reported(self, updates: Updates) -> Updates:
         rate = self.recipe.local.rate(self.state.round)
@@ -444,11 +512,11 @@ class _Work:
 
     def _quantized(self, rows: Tensor, clients: np.ndarray) -> Tensor:
         """Each client's message, quantized with its own random stream."""
-        quantize, norms = self.recipe.quantize, self.bound.norms(rows.shape[1])
-        if not quantize.rows_needed:
-            return quantize(rows, norms, self._stream(f"rounding from {clients[0]}"))
+        quantize, limits = self.recipe.quantize, self.limits
+        if not by_message(quantize):
+            return quantize(rows, limits.bounded, self._stream(f"rounding from {clients[0]}"))
         each = [
-            quantized_row(quantize, row, norms, self._stream(f"rounding of {client}"))
+            quantized_row(quantize, row, limits, self._stream(f"rounding of {client}"))
             for row, client in zip(rows, clients, strict=True)
         ]
         return torch.cat(each)
@@ -458,7 +526,7 @@ class _Work:
 
     def as_numbers(self, quantized: Tensor) -> Tensor:
         """Messages as clients remember them, without noise."""
-        grid = self.recipe.message(quantized.shape[1], self.bound).grid
+        grid = self.limits.message.grid
         return (quantized if grid is None else quantized.mul(grid)).float()
 
     def _sent(self, quantized: Tensor, clients: np.ndarray) -> Total:
@@ -475,6 +543,6 @@ class _Work:
 
     def noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
         """The noise of each client, [clients, dim], each from its own random stream."""
-        message, each = self.recipe.message(dim, self.bound), self.recipe.noise.each
-        rows = [each(message, self._stream(f"noise of {client}")) for client in clients]
+        noise, message = self.recipe.noise, self.limits.message
+        rows = [own_noise(noise, message, self._stream(f"noise of {c}")) for c in clients]
         return np.stack(rows) if rows else np.zeros((0, dim), dtype=np.int64)

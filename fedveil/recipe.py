@@ -10,20 +10,21 @@ not fit together is refused when it is built. The error names both parts and wha
 from __future__ import annotations
 
 import math
+from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from fedveil.accounting import events
-from fedveil.accounting.norms import Adjacency, Norms
+from fedveil.accounting.norms import Adjacency, Limits, Norms, declared
 from fedveil.errors import UserError
 from fedveil.parts.bound import Bound, Unbounded
 from fedveil.parts.checks import check, one_of
-from fedveil.parts.cohort import Cohort, Everyone
+from fedveil.parts.cohort import Cohort, Everyone, check_cap
 from fedveil.parts.local import Local
 from fedveil.parts.memory import Memory, NoMemory
 from fedveil.parts.noise import Noise, NoNoise, Share
-from fedveil.parts.part import Part, foreign
+from fedveil.parts.part import Part, definers_of, foreign
 from fedveil.parts.quantize import NoQuantization, Quantize
 from fedveil.parts.report import Difference, Report
 from fedveil.parts.server import LastIterate, Output, Server, Step
@@ -57,6 +58,7 @@ class Recipe:
     `name` is its name, and `output` the released model. `unit` is what is protected (client,
     example or record), and `view` the adversary that a budget is calibrated against. `statistics`
     were released before the first round, and `evaluation` is the release of all noisy evaluations.
+    `lost` rounds were drawn again after a crash; correlated noise accounts for them.
 
     >>> from fedveil.algorithms import dp_fedavg
     >>> dp_fedavg(clip=2.0).bound
@@ -77,6 +79,7 @@ class Recipe:
     view: View = "models"  # of the budget; it also decides how messages travel
     statistics: Statistics | None = field(default=None, repr=False)  # released before round 1
     evaluation: Statistics | None = field(default=None, repr=False)  # all planned ones together
+    lost: int | None = field(default=None, repr=False)  # rounds that were drawn again, if any
 
     def __post_init__(self) -> None:
         _refuse_misfits(self)
@@ -136,22 +139,51 @@ class Recipe:
         """One step of a silo's local work, as a recipe over its records (`by_record`)."""
         parts = self.local.inside(silo, round, self.noise)._asdict()
         found = Recipe(self.name, **parts, unit="example")
-        if found.noise.correlated or found.bound.adapts or not found.private:
+        fresh = found.noise.at == "server" and not found.noise.correlated
+        if not fresh or found.bound.adapts or not found.private:
             raise UserError(
                 f"{self.name}: every step inside a silo needs noise of its own and a fixed bound. "
                 "Use Gaussian noise and Clip."
             )
         return found
 
+    def accounted_inside(self, silo: int, round: int, dim: int) -> Recipe:
+        """One step of a silo in a round, which must release what is accounted: that of round 0."""
+        found = self.inside(silo, round)
+        if self._alike:
+            return found
+        now, accounted = found._step(dim), self.inside(silo)._step(dim)
+        if now != accounted:
+            raise UserError(
+                f"{self.name}: each step of silo {silo} in round {round + 1} releases {now}, but "
+                f"{accounted} is accounted. Sample, bound and add noise alike in all rounds."
+            )
+        return found
+
+    @property
+    def _alike(self) -> bool:
+        """Whether silos that are not listed are known to work alike, and alike in all rounds."""
+        return not foreign(self.local) and not foreign(self.noise)
+
+    def _step(self, dim: int) -> tuple[Adjacency, events.Round]:
+        """What one step inside a silo releases, and for which adjacency."""
+        return self.adjacency(), self.event(dim, UNKNOWN, "models")
+
     def insides(self, silos: int) -> tuple[Recipe, ...]:
-        """One step of each silo, or of one of them if all silos work alike."""
-        listed = self.local.listed or self.noise.listed
+        """One step of each silo, or of one of them if all silos are known to work alike."""
+        listed = self.local.listed or self.noise.listed or (None if self._alike else silos)
         if listed is not None and silos not in (listed, UNKNOWN):
             raise UserError(
                 f"{self.name}: rates, multipliers or budgets are for {listed} silos, but there are "
                 f"{silos}. Give one number for each silo, or one for all of them."
             )
-        return tuple(self.inside(silo) for silo in range(listed or 1))
+        found = tuple(self.inside(silo) for silo in range(listed or 1))
+        if len(kinds := {step.adjacency() for step in found}) > 1:
+            raise UserError(
+                f"{self.name}: silos are accounted for {' and '.join(sorted(kinds))} neighbours. "
+                "Sample records in the same way in all silos."
+            )
+        return found
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -163,11 +195,24 @@ class Recipe:
         """The classes of its user-defined parts, whose claims are not proved."""
         strangers = (part for part in self.parts.values() if foreign(part))
         kinds = (type(getattr(part, "stranger", part)) for part in strangers)
-        return tuple(f"{kind.__module__}:{kind.__qualname__}" for kind in kinds)
+        own = [f"{kind.__module__}:{kind.__qualname__}" for kind in kinds]
+        inside = [name for step in self.inner_recipes for name in step.foreign]
+        return tuple(dict.fromkeys(own + inside))
+
+    @property
+    def inner_recipes(self) -> tuple[Recipe, ...]:
+        """One step of each kind of silo, if clients are silos (`by_record`)."""
+        return self.insides(UNKNOWN) if self.by_record else ()
 
     def message(self, dim: int, bound: Bound | None = None) -> Norms:
         """The maximum norms of one message, after bound and quantization."""
-        return self.quantize.norms((bound or self.bound).norms(dim))
+        return self.limits(dim, bound).message
+
+    def limits(self, dim: int, bound: Bound | None = None) -> Limits:
+        """The norms that a message is held to, after the bound and after quantization."""
+        bound = bound or self.bound
+        bounded = declared(bound, bound.norms(dim), dim)
+        return Limits(bounded, declared(self.quantize, self.quantize.norms(bounded), dim))
 
     def wire(self, dim: int, population: int) -> Wire | None:
         """The bits per coordinate of a message, if messages are on a grid.
@@ -214,7 +259,7 @@ class Recipe:
         if self.evaluation is not None and view != "models":
             return events.NonPrivate("the server sees what each unit contributes to an evaluation")
         if self.by_record:
-            steps = tuple(step.event(dim, UNKNOWN, "models") for step in self.insides(population))
+            steps = tuple(step._step(dim)[1] for step in self.insides(population))
             return events.InSilos(steps, self.local.inner_steps)
         if not message.bounded:
             return events.NonPrivate("updates are not clipped")
@@ -225,8 +270,9 @@ class Recipe:
         noise_shares = self.noise_shares(population, view)
         release = self.noise.event(message, sensitivity, noise_shares, expected)
         if isinstance(release, events.Correlated):
-            apart = self.cohort.separation or 1
-            release = replace(release, separation=apart, most=self.cohort.cap)
+            apart, most = (self.separation, self.cohort.cap) if view == "models" else (1, None)
+            lost = self.lost or release.lost
+            release = replace(release, separation=apart, most=most, lost=lost)
         return self.bound.joined(release, self.adjacency(view), expected)
 
     def noise_shares(self, population: int, view: View) -> float:
@@ -262,7 +308,8 @@ class Recipe:
 
     def least_arrivals(self, population: int) -> int:
         """The least number of messages for a round not to be aborted: the noise relies on them."""
-        promised = self.cohort.fixed or self.cohort.honest is not None
+        cohort = self.cohort
+        promised = cohort.fixed or cohort.honest is not None or foreign(cohort)
         return self.cohort.min_honest(population) if self.noise.at == "client" and promised else 0
 
     def max_participations(self, rounds: int, view: View | None = None) -> int:
@@ -273,8 +320,14 @@ class Recipe:
         """
         if (view or self.view) != "models" or self.by_record:
             return rounds
-        turns = -(-rounds // (self.cohort.separation or 1))
-        return turns if self.cohort.cap is None else min(turns, self.cohort.cap)
+        lost = (self.lost or 0) if self.cohort.spaced else 0  # its cap does not include them
+        turns = -(-max(rounds - lost, 0) // self.separation) + lost
+        return turns if self.cohort.cap is None else min(turns, self.cohort.cap + lost)
+
+    @property
+    def separation(self) -> int:
+        """The least number of rounds between two participations, as fedveil's cohorts keep it."""
+        return 1 if foreign(self.cohort) else self.cohort.separation or 1
 
     def spent(
         self, dim: int, population: int, rounds: int, view: View | None = None
@@ -371,6 +424,16 @@ class Recipe:
         return replace(self, noise=self.noise.scaled(level, message, sensitivity, share))
 
 
+def observed(recipe: Recipe, **parts: Any) -> Recipe:
+    """The recipe with stand-ins that do what its own parts do, for audits and tests.
+
+    They are not checked: a recipe that is built from such parts is refused.
+    """
+    found = copy(recipe)
+    vars(found).update(parts)
+    return found
+
+
 def _brief(part: Part) -> str:
     """A part with the fields that differ from their defaults, or only its class if that is long."""
     kind = type(part).__name__
@@ -400,8 +463,9 @@ def _refuse_misfits(recipe: Recipe) -> None:
             f"{type(recipe.noise).__name__} do not fit: no noise hides an unbounded message. Use "
             "Clip, Normalize or SmoothNormalize."
         )
-    for part in recipe.parts.values():
-        if (problem := part.misfit(recipe)) is not None:
+    for slot, part in recipe.parts.items():
+        base = SLOTS[slot].misfit(part, recipe) if foreign(part) else None
+        if (problem := part.misfit(recipe) or base) is not None:
             raise UserError(f"{recipe.name}: {problem}")
 
 
@@ -426,15 +490,24 @@ def _refuse_unanswering(recipe: Recipe, slot: str, part: object) -> None:
             f"{recipe.name}: {slot} is the class {part.__name__}. Give an instance: "
             f"{part.__name__}(…)."
         )
-    if isinstance(part, base):
+    kind = type(part)
+    if not foreign(kind) and base in kind.__mro__:
         return
     questions = (name for name in dir(base) if not name.startswith("_") and name != "claims")
-    if missing := [name for name in questions if not hasattr(part, name)]:
+    if missing := [name for name in questions if not definers_of(kind, name)]:
         raise UserError(
-            f"{recipe.name}: {slot} {type(part).__name__} does not define `{missing[0]}`. Inherit "
-            f"from fedveil.parts.{base.__name__}, which has a safe default for everything but the "
+            f"{recipe.name}: {slot} {kind.__name__} does not define `{missing[0]}`. Inherit from "
+            f"fedveil.parts.{base.__name__}, which has a safe default for everything but the "
             "formula."
         )
+    for name in base.claims:
+        definer = definers_of(kind, name)[0]
+        if not foreign(definer) and definer not in base.__mro__:
+            raise UserError(
+                f"{recipe.name}: {slot} {kind.__name__} takes `{name}` from {definer.__name__}, "
+                "whose formula it may have changed. Define it, or call super().__init_subclass__() "
+                "in the first base class."
+            )
 
 
 def _refuse_unknown_words(recipe: Recipe) -> None:
@@ -452,3 +525,4 @@ def _refuse_unknown_words(recipe: Recipe) -> None:
             f"{recipe.name}: cohort {type(recipe.cohort).__name__} has adjacency '{kind}'; it must "
             f"be {', '.join(get_args(Adjacency))}."
         )
+    check_cap(recipe.cohort, recipe.cohort.cap)

@@ -29,13 +29,13 @@ class Column:
     decays: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        fine = all(0 < decay < 1 for decay in self.decays) and min(self.weights, default=1.0) > 0
+        fine = all(0 < x < 1 for x in self.decays) and all(0 < x < math.inf for x in self.weights)
         if not fine or len(self.weights) != len(self.decays):
             raise UserError(
                 "Buffers need as many positive weights as decays, and decays between 0 and 1."
             )
         first = self.first(max(len(self.coefficients), 3))
-        if first[0] != 1 or (np.diff(first) > 0).any() or (first < 0).any():
+        if first[0] != 1 or not (np.diff(first) <= 0).all() or not (first >= 0).all():
             raise UserError(
                 "A column of correlated noise must begin with 1, and must neither increase nor be "
                 "negative. Use square_root(bands), or positive weights with a sum of at most 1."

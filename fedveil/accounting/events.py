@@ -1,20 +1,56 @@
 """Privacy events as frozen values; `accountant` accounts for them.
 
 An event describes one pair of neighbours under one adjacency, so it already contains the
-sensitivity. Events are light: nothing here imports an accountant.
+sensitivity. Events are light: nothing here imports an accountant. Users' parts make events, too, so
+each one checks its numbers: what is no number must not pass for a small loss.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
+from typing import get_args
 
 from fedveil.accounting.correlation import Column, energy, largest_row
+from fedveil.errors import UserError
 
 ORDERS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0,
           3.3, 3.6, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0,
           18.0, 20.0, 23.0, 26.0, 30.0, 35.0, 40.0, 48.0, 56.0, 64.0, 80.0, 100.0, 128.0, 192.0,
           256.0, 512.0, 1024.0)  # fmt: skip
+
+FINITE = sys.float_info.max
+
+
+def _numbers(event: object, most: float, *names: str) -> None:
+    """Make fields plain numbers, from 0 to `most`."""
+    wanted = "a finite number of at least 0" if most == FINITE else f"from 0 to {most:g}"
+    for name in names:
+        value = float(getattr(event, name))
+        _require(event, name, value, 0 <= value <= most, wanted)
+        object.__setattr__(event, name, value)
+
+
+def _counts(event: object, least: int, *names: str) -> None:
+    """Require whole numbers of at least `least`."""
+    for name in names:
+        value = index(getattr(event, name))
+        _require(event, name, value, value >= least, f"a whole number of at least {least}")
+        object.__setattr__(event, name, value)
+
+
+def _known(event: object, name: str, found: Iterable[object], *kinds: type) -> None:
+    """Require values of exactly these classes: a subclass could account for itself."""
+    for one in found:
+        _require(event, name, one, type(one) in kinds, " or ".join(k.__name__ for k in kinds))
+
+
+def _require(event: object, name: str, value: object, fits: bool, wanted: str) -> None:
+    if not fits:
+        raise UserError(f"{type(event).__name__}: {name} is {value!r}. It must be {wanted}.")
 
 
 @dataclass(frozen=True)
@@ -30,6 +66,9 @@ class GaussianRelease:
 
     ratio: float
 
+    def __post_init__(self) -> None:
+        _numbers(self, FINITE, "ratio")
+
 
 @dataclass(frozen=True)
 class ApproximateRelease:
@@ -37,6 +76,10 @@ class ApproximateRelease:
 
     epsilon: float
     delta: float
+
+    def __post_init__(self) -> None:
+        _numbers(self, FINITE, "epsilon")
+        _numbers(self, 1.0, "delta")
 
 
 @dataclass(frozen=True)
@@ -51,6 +94,13 @@ class RenyiRelease:
     escape: float = 0.0
     distance: float = 0.0
 
+    def __post_init__(self) -> None:
+        found = tuple(map(float, self.divergences))
+        fits = len(found) == len(ORDERS) and all(one >= 0 for one in found)
+        _require(self, "divergences", found, fits, f"{len(ORDERS)} numbers of at least 0")
+        object.__setattr__(self, "divergences", found)
+        _numbers(self, FINITE, "escape", "distance")
+
 
 @dataclass(frozen=True)
 class PoissonSampled:
@@ -62,6 +112,10 @@ class PoissonSampled:
     rate: float
     event: GaussianRelease | ApproximateRelease
 
+    def __post_init__(self) -> None:
+        _numbers(self, 1.0, "rate")
+        _known(self, "event", [self.event], GaussianRelease, ApproximateRelease)
+
 
 @dataclass(frozen=True)
 class SampledWithoutReplacement:
@@ -70,6 +124,11 @@ class SampledWithoutReplacement:
     cohort: int
     population: int
     event: GaussianRelease | ApproximateRelease
+
+    def __post_init__(self) -> None:
+        _counts(self, 1, "cohort")
+        _counts(self, self.cohort, "population")
+        _known(self, "event", [self.event], GaussianRelease, ApproximateRelease)
 
 
 @dataclass(frozen=True)
@@ -83,6 +142,10 @@ class Dominated:
     by: GaussianRelease | PoissonSampled | SampledWithoutReplacement
     escape: float = 0.0
     distance: float = 0.0
+
+    def __post_init__(self) -> None:
+        _known(self, "by", [self.by], GaussianRelease, PoissonSampled, SampledWithoutReplacement)
+        _numbers(self, FINITE, "escape", "distance")
 
 
 @dataclass(frozen=True)
@@ -102,6 +165,12 @@ class Correlated:
     drift: float = 0.0
     first: int = 0
     lost: int = 0
+
+    def __post_init__(self) -> None:
+        _numbers(self, FINITE, "ratio", "drift")
+        _known(self, "column", [self.column], Column)
+        _counts(self, 1, "separation", *(["most"] if self.most is not None else []))
+        _counts(self, 0, "first", "lost")
 
     def whole(self, rounds: int) -> GaussianRelease:
         """The release of this many rounds: ‖Σ_j C[:, jb]‖₂ of the leading submatrix.
@@ -128,6 +197,10 @@ class CyclicSampled:
     rate: float
     event: Correlated
 
+    def __post_init__(self) -> None:
+        _numbers(self, 1.0, "rate")
+        _known(self, "event", [self.event], Correlated)
+
     def whole(self, rounds: int) -> Composed:
         """⌈rounds/separation⌉ sampled Gaussian releases.  Choquette-Choo et al. 2023, Thm. 4."""
         if self.event.first or self.event.lost:
@@ -143,6 +216,9 @@ class Proven:
 
     ways: tuple[Round, ...]
 
+    def __post_init__(self) -> None:
+        _known(self, "ways", self.ways, *OF_ONE_ROUND)
+
 
 @dataclass(frozen=True)
 class InSilos:
@@ -153,6 +229,10 @@ class InSilos:
 
     silos: tuple[Round, ...]  # one release of each silo, or of one if all are alike
     times: int
+
+    def __post_init__(self) -> None:
+        _known(self, "silos", self.silos, Proven, *OF_ONE_ROUND)
+        _counts(self, 1, "times")
 
 
 Release = (
@@ -166,6 +246,15 @@ Release = (
     | InSilos
 )
 Round = Release | PoissonSampled | SampledWithoutReplacement | CyclicSampled
+OF_ONE_ROUND = (
+    NonPrivate,
+    GaussianRelease,
+    ApproximateRelease,
+    RenyiRelease,
+    Dominated,
+    PoissonSampled,
+    SampledWithoutReplacement,
+)  # events whose rounds compose one by one
 
 
 @dataclass(frozen=True)
@@ -179,6 +268,10 @@ class Composed:
     count: int
     first: Dominated | None = None
 
+    def __post_init__(self) -> None:
+        _known(self, "event", [self.event], *get_args(Round))
+        _counts(self, 0, "count")
+
 
 @dataclass(frozen=True)
 class ParticipationMixture:
@@ -191,6 +284,11 @@ class ParticipationMixture:
     rate: float
     rounds: int
     most: int
+
+    def __post_init__(self) -> None:
+        _known(self, "event", [self.event], *get_args(Round))
+        _numbers(self, 1.0, "rate")
+        _counts(self, 0, "rounds", "most")
 
 
 @dataclass(frozen=True)

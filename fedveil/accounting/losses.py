@@ -211,7 +211,7 @@ def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
     low, high = 0.0, 1.0
     if delta_of(low) <= delta:
         return low
-    while delta_of(high) > delta:
+    while not delta_of(high) <= delta:
         high *= 2
         if high > LARGEST:
             return math.inf

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from fedveil.errors import UserError
 
 Adjacency = Literal["add-remove", "zero-out", "replace-one"]
 
@@ -39,3 +41,26 @@ class Norms:
         if adjacency != "replace-one":
             return self
         return replace(self, l1=2 * self.l1, l2=2 * self.l2, linf=2 * self.linf)
+
+
+class Limits(NamedTuple):
+    """The norms that each message of a round is held to, after the bound and as it is sent."""
+
+    bounded: Norms
+    message: Norms
+
+
+def declared(part: object, norms: Norms, dim: int) -> Norms:
+    """The norms that a part declares for a vector in R^dim, as plain numbers.
+
+    >>> declared("a bound", Norms(1, l1=2, l2=1, linf=1), dim=4)
+    Norms(dim=4, l1=2.0, l2=1.0, linf=1.0, grid=None)
+    """
+    l1, l2, linf = float(norms.l1), float(norms.l2), float(norms.linf)
+    grid = None if norms.grid is None else float(norms.grid)
+    if not all(size >= 0 for size in (l1, l2, linf, grid or 0.0)):
+        raise UserError(
+            f"{type(part).__name__} declares {norms!r}. Norms and their grid must be numbers of at "
+            "least 0."
+        )
+    return Norms(dim, l1, l2, linf, grid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,9 @@ from fedveil.audit import bounds, guessing
 from fedveil.audit.canaries import Canaries, WorkingCanaries
 from fedveil.audit.listening import Heard
 from fedveil.audit.report import Estimate, LowerBound, ViewFinding
+from fedveil.loop import bound_of
 from fedveil.privacy.guarantee import VIEWS, guarantee
-from fedveil.recipe import View
+from fedveil.recipe import View, observed
 from fedveil.training.run import Training
 
 POINTS = 25  # of a claimed privacy profile
@@ -150,9 +151,9 @@ def epsilon_at(training: Training, mu: float, view: View) -> float:
     if mu <= 0:
         return 0.0
     recipe = training.recipe
-    bound = recipe.bound.at(training.state.parts["bound"])  # which counts nothing by itself
+    bound = bound_of(recipe, training.state)  # which counts nothing by itself
     noise: Any = _Measured(recipe.noise, 1 / (mu * factor(training, view)))
-    measured = replace(recipe, noise=noise, bound=bound)
+    measured = observed(recipe, noise=noise, bound=bound)
     spent = measured.spent(training.task.dim, training.data.clients, training.rounds, view)
     if isinstance(spent, events.Composed) and isinstance(spent.event, events.GaussianRelease):
         return bounds.gaussian_epsilon(math.sqrt(spent.count) / spent.event.ratio, training.delta)

@@ -7,7 +7,7 @@ privacy grants: the release, and all messages except the canaries'.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedveil.accounting.norms import Norms
 from fedveil.audit.canaries import Canaries, CanaryEngine
 from fedveil.parts.memory import Memory
 from fedveil.parts.part import Tensors, foreign
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, observed
 
 
 @dataclass
@@ -163,4 +163,4 @@ def listening(recipe: Recipe, heard: Heard) -> Recipe:
         "quantize": _Quantize(recipe.quantize, heard),
         "noise": _Noise(recipe.noise, heard),
     }
-    return replace(recipe, **parts)
+    return observed(recipe, **parts)

@@ -8,54 +8,59 @@ declared: the sensitivity is then what was accounted, whatever the part computes
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.accounting.norms import Norms
+from fedveil.accounting.norms import Limits, Norms
 from fedveil.engines.updates import Updates
 from fedveil.errors import UserError
 from fedveil.parts.bound import MARGIN, TINY, Bound, in_range
-from fedveil.parts.memory import Memory
-from fedveil.parts.part import foreign
-from fedveil.parts.quantize import Quantize
+from fedveil.parts.noise import Noise
+from fedveil.parts.part import Part, foreign
+from fedveil.parts.quantize import Quantize, by_message
+
+ONE_AT_A_TIME = threading.RLock()  # for parts from outside fedveil, which may share a buffer
 
 
-def by_rows(bound: Bound, dim: int) -> bool:
-    """Whether whole updates are needed: not radial, or held to more than the norm ‖·‖₂ implies."""
-    if not bound.radial:
+def by_rows(bound: Bound, quantize: Quantize, limit: Norms) -> bool:
+    """Whether whole updates are needed, or their norms and one weighted sum are enough."""
+    if not bound.radial or by_message(quantize):
         return True
-    norms = bound.norms(dim)
-    implied = norms.l1 >= norms.l2 * math.sqrt(dim) * MARGIN and norms.linf >= norms.l2 * MARGIN
-    return foreign(bound) and norms.bounded and not implied
+    root = math.sqrt(limit.dim)
+    implied = limit.l1 >= limit.l2 * root * MARGIN and limit.linf >= limit.l2 * MARGIN
+    return foreign(bound) and limit.bounded and not implied
 
 
-def scales_of(norms: Tensor, bound: Bound, dim: int) -> Tensor:
+def scales_of(norms: Tensor, bound: Bound, limit: Norms) -> Tensor:
     """s(‖w_i‖) of a radial bound, and 0 for an update that is not finite: it is rejected."""
     sound = torch.isfinite(norms)
     finite = torch.where(sound, norms, 0.0)
-    if not foreign(bound):
-        return torch.where(sound, bound.scale(finite), 0.0)
-    each = [bound.scale(norm[None]) for norm in finite]
-    scales = torch.cat(each) if each else torch.zeros(0, dtype=torch.float64)
-    largest = in_range(MARGIN * bound.norms(dim).l2 / finite.clamp_min(TINY))
-    held = scales.nan_to_num(0.0).clamp(-largest, largest)
-    return torch.where(sound, held, 0.0)
+    scales = of_each(bound, bound.scale, finite)
+    if foreign(bound):
+        refuse_other_shape(bound, scales, finite)
+        largest = in_range(MARGIN * limit.l2 / finite.clamp_min(TINY))
+        scales = scales.nan_to_num(0.0).clamp(-largest, largest)
+    return torch.where(sound, scales, 0.0)
 
 
-def bounded_rows(updates: Updates, norms: Tensor, bound: Bound) -> tuple[Tensor, Tensor]:
+def bounded_rows(
+    updates: Updates, norms: Tensor, bound: Bound, limit: Norms
+) -> tuple[Tensor, Tensor]:
     """b_i, and ‖b_i‖/‖w_i‖; 0 for an update that is not finite."""
     updates_, sound = updates.rows(), torch.isfinite(norms)
     finite = torch.where(sound[:, None], updates_, 0.0)
     if bound.radial:
-        scales = scales_of(norms, bound, updates_.shape[1])
+        scales = scales_of(norms, bound, limit)
         rows = finite * scales.float()[:, None]
     else:
-        rows = _each(bound, finite)
+        rows = of_each(bound, bound.rows, finite)
     if foreign(bound):
-        rows = held(rows, bound.norms(rows.shape[1]))
+        refuse_other_shape(bound, rows, finite)
+        rows = held(rows, limit)
     if bound.radial:
         return rows, scales
     unchanged = (rows == finite).all(dim=1)
@@ -63,21 +68,14 @@ def bounded_rows(updates: Updates, norms: Tensor, bound: Bound) -> tuple[Tensor,
     return rows, torch.where(sound, torch.where(unchanged, 1.0, left), 0.0)
 
 
-def _each(bound: Bound, rows: Tensor) -> Tensor:
-    """A bound on rows; one from outside is shown a single row at a time."""
-    if not foreign(bound) or not len(rows):
-        return bound.rows(rows)
-    return torch.cat([bound.rows(row[None]) for row in rows])
-
-
 def quantized_row(
-    quantize: Quantize, row: Tensor, bound: Norms, rng: np.random.Generator
+    quantize: Quantize, row: Tensor, limits: Limits, rng: np.random.Generator
 ) -> Tensor:
     """q_i of one client, [1, dim]; by a quantizer from outside, held to the norms it declares."""
-    message = quantize(row[None], bound, rng)
+    message = of_each(quantize, lambda one: quantize(one, limits.bounded, rng), row[None])
     if not foreign(quantize):
         return message
-    norms = quantize.norms(bound)
+    norms = limits.message
     wanted = row.dtype if norms.grid is None else torch.int64
     if message.shape != (1, len(row)) or message.dtype != wanted:
         raise UserError(
@@ -89,11 +87,37 @@ def quantized_row(
     return torch.from_numpy(held_steps(message[0].numpy(), norms.steps))[None]
 
 
-def of_each(memory: Memory, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """A function of a memory on rows of clients; one from outside sees one client at a time."""
-    if not foreign(memory) or not len(rows[0]):
+def own_noise(noise: Noise, message: Norms, rng: np.random.Generator) -> np.ndarray:
+    """The noise that one client adds to its message, int64 grid steps [dim]."""
+    found = noise.each(message, rng)
+    if found.shape != (message.dim,) or found.dtype != np.int64:
+        raise UserError(
+            f"Noise {type(noise).__name__} made {found.shape} {found.dtype} for a message of "
+            f"{message.dim} numbers; return as many int64 grid steps."
+        )
+    return found
+
+
+def of_each(part: Part, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
+    """A function of a part on rows of clients.
+
+    One from outside sees copies of one client's rows at a time, in one thread at a time, and its
+    result is copied: it may write to what it is given, and return the same tensor every time.
+    """
+    if not foreign(part) or not len(rows[0]):
         return function(*rows)
-    return torch.cat([function(*(row[None] for row in each)) for each in zip(*rows, strict=True)])
+    copies = ([row[None].clone() for row in each] for each in zip(*rows, strict=True))
+    with ONE_AT_A_TIME:
+        return torch.cat([function(*each).clone() for each in copies])
+
+
+def refuse_other_shape(part: Part, found: Tensor, wanted: Tensor) -> None:
+    """Refuse a result that would be broadcast: a coordinate must not count more than once."""
+    if found.shape != wanted.shape:
+        raise UserError(
+            f"{type(part).__name__} made {tuple(found.shape)} of {tuple(wanted.shape)} numbers. "
+            "Return a tensor of the same shape."
+        )
 
 
 def held(rows: Tensor, norms: Norms) -> Tensor:
@@ -106,7 +130,7 @@ def held(rows: Tensor, norms: Norms) -> Tensor:
     shares = [limit / x.clamp_min(TINY) for limit, x in zip(limits, lengths, strict=True)]
     share = torch.stack(shares).amin(dim=0)
     shortened = size * in_range(MARGIN * share)[:, None]
-    return torch.where((share < 1)[:, None], shortened, size).to(rows.dtype)
+    return torch.where((share >= 1)[:, None], size, shortened).to(rows.dtype)
 
 
 def held_steps(levels: np.ndarray, steps: Norms) -> np.ndarray:

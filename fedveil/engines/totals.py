@@ -63,6 +63,7 @@ class Total:
     groups: list[Measured] = field(default_factory=list)
     short: int | None = None  # how many said that they were; None where norms are known
     noisy: bool = False  # whether `sum` has the clients' noise in it, as a server receives it
+    message: Norms | None = None  # the norms that each message was held to; None: not known here
 
     @property
     def measured(self) -> Measured:

@@ -109,6 +109,7 @@ class Reception:
         kind = torch.float64 if self._wire is None else torch.int64
         noisy = recipe.noise.on_messages
         self._total = Total(torch.zeros(dim, dtype=kind), wire=self._wire, noisy=noisy)
+        self._total.message = self._message
         self._told = self._wire is not None and recipe.bound.adapts
         if self._told:
             self._total.short = 0

@@ -175,9 +175,7 @@ def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
 
 def redrawn(recipe: Recipe, rounds: int) -> Recipe:
     """The recipe after this many redrawn rounds, which its cap, if any, does not limit."""
-    cohort, noise = recipe.cohort.redrawn(rounds), recipe.noise.redrawn(rounds)
-    same = cohort == recipe.cohort and noise == recipe.noise
-    return recipe if same else replace(recipe, cohort=cohort, noise=noise)
+    return replace(recipe, cohort=recipe.cohort.redrawn(rounds), lost=rounds) if rounds else recipe
 
 
 def recorded(enrolment: Enrolment | None) -> str | None:

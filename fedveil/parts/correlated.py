@@ -133,10 +133,6 @@ class _Correlated(MultiplierNoise):
         """The deviation of Σ_t x_t, over the square root of the number of rounds."""
         return self.deviation(message) * prefix_errors(self.column, rounds)[1] / math.sqrt(rounds)
 
-    def redrawn(self, rounds: int) -> Noise:
-        """Lost rounds are releases of their own."""
-        return replace(self, lost=rounds)
-
     def secured(self) -> Noise:
         """The noise rounded to a grid."""
         return replace(self, integer=True)

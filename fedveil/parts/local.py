@@ -78,6 +78,12 @@ class LocalPlan:
     @classmethod
     def joined(cls, plans: Sequence[LocalPlan]) -> LocalPlan:
         """The plans of several clients as one, padded to the most steps and the widest batch."""
+        common = {(plan.momentum, plan.weight_decay, plan.proximal) for plan in plans}
+        if len(common) > 1 or any(plan.correction is not None for plan in plans):
+            raise UserError(
+                "The local plans of some clients differ in momentum, weight_decay or proximal, or "
+                "have a correction. Only batches and rates may depend on a client's size."
+            )
         steps = max(plan.steps for plan in plans)
         width = max(plan.index.shape[2] for plan in plans)
         times = 1 if all(plan.repeated for plan in plans) else steps

@@ -151,10 +151,6 @@ class Noise(Part, ABC):
         """This noise with everything fixed that follows from the rounds and participations."""
         return self
 
-    def redrawn(self, rounds: int) -> Noise:
-        """The noise to account for after a number of rounds were lost and drawn again."""
-        return self
-
     def uncalibrated(self) -> Noise | None:
         """The same kind of noise before calibration; None if it cannot be calibrated."""
         return None
@@ -176,8 +172,9 @@ class Noise(Part, ABC):
         return stand_in
 
     def misfit(self, recipe: Recipe) -> str | None:
-        """Integer noise needs messages on a grid."""
-        if not self.needs_grid or recipe.message(1).grid is not None:
+        """Integer noise needs messages on a grid, and so does noise on each message."""
+        on_grid = self.needs_grid or self.on_messages
+        if not on_grid or recipe.message(1).grid is not None:
             return None
         return (
             f"quantize {type(recipe.quantize).__name__} and noise {type(self).__name__} do not "

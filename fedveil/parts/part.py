@@ -44,8 +44,8 @@ class Part:
         super().__init_subclass__(**options)
         if not foreign(cls):
             return
-        for name in cls.claims:
-            definers = [base for base in cls.__mro__ if name in vars(base)]
+        for name in claims_of(cls):
+            definers = definers_of(cls, name)
             if not foreign(definers[0]) and definers[0] is not definers[-1]:
                 setattr(cls, name, vars(definers[-1])[name])
 
@@ -56,6 +56,17 @@ class Part:
     def misfit(self, recipe: Recipe) -> str | None:
         """Why the part does not fit the other parts of a recipe, and the fix. [default: it fits]"""
         return None
+
+
+def claims_of(kind: type) -> set[str]:
+    """The claims of all classes of fedveil that a class inherits from."""
+    known = (base for base in kind.__mro__ if not foreign(base))
+    return {name for base in known for name in vars(base).get("claims", ())}
+
+
+def definers_of(kind: type, name: str) -> list[type]:
+    """The classes that define an attribute, the one that counts first."""
+    return [base for base in kind.__mro__ if name in vars(base)]
 
 
 def foreign(part: object) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveil.accounting.norms import Norms
 from fedveil.parts.checks import check, count
-from fedveil.parts.part import Part
+from fedveil.parts.part import Part, foreign
 
 if TYPE_CHECKING:
     from fedveil.recipe import Recipe
@@ -50,18 +50,18 @@ class Quantize(Part, ABC):
         return self
 
     def misfit(self, recipe: Recipe) -> str | None:
-        """It is applied only if rows are needed, and needs a bounded value."""
-        if not self.rows_needed and recipe.message(2) != recipe.bound.norms(2):
-            return (
-                f"quantize {type(self).__name__} changes the norms of a message, but "
-                "rows_needed = False, so it would never be applied. Set rows_needed = True."
-            )
+        """It needs a bounded value."""
         if self.rows_needed and not recipe.bound.norms(1).bounded:
             return (
                 f"bound {type(recipe.bound).__name__} and quantize {type(self).__name__} do not "
                 "fit: a grid needs a largest value. Use Clip, Normalize or SmoothNormalize."
             )
         return None
+
+
+def by_message(quantize: Quantize) -> bool:
+    """Whether each message passes through it: always, if it is from outside fedveil."""
+    return quantize.rows_needed or foreign(quantize)
 
 
 @dataclass(frozen=True)

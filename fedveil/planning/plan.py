@@ -222,8 +222,9 @@ def _of_a_silo(
     alone = replace(known, clients=1, unit="example")
     own = None if settings.epsilon is None else settings.epsilon * recipe.noise.share(0)
     cosine = COSINE["example"] if options.cosine is None else options.cosine
+    step = replace(recipe.inside(0), statistics=recipe.statistics, evaluation=recipe.evaluation)
     case = Case(
-        recipe.inside(0), known.dim, alone.population, silos.rounds * silos.steps,
+        step, known.dim, alone.population, silos.rounds * silos.steps,
         AssumedUpdates(cosine, options.norm), own, delta,
     )  # fmt: skip
     said = guarantee(ready, known.dim, known.clients, settings.rounds, delta, origin=known.origin)

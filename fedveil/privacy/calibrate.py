@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
@@ -16,10 +16,26 @@ from fedveil.parts.cohort import Cohort
 from fedveil.privacy.guarantee import guarantee
 from fedveil.recipe import UNKNOWN, Recipe
 
+Rest = ParamSpec("Rest")
+Answer = TypeVar("Answer")
 TOLERANCE = 0.005
 LEAST_LEVEL, LARGEST_LEVEL = 2.0**-20, 2.0**40  # of the noise levels that are tried
 DIGITS = 6  # of a level: later ones depend on the processor, and noise is seeded by all of them
 MOST_ROUNDS = 1_000_000  # more are never trained, and accounting for them is slow
+
+
+class _Remembered(Generic[Rest, Answer]):
+    """A function of a recipe whose answers are cached, unless it has parts that may change."""
+
+    def __init__(self, function: Callable[Concatenate[Recipe, Rest], Answer]) -> None:
+        self._asked, self._cached = function, functools.lru_cache(maxsize=256)(function)
+        self.cache_clear = self._cached.cache_clear
+        functools.update_wrapper(self, function)
+
+    def __call__(self, recipe: Recipe, *rest: Rest.args, **named: Rest.kwargs) -> Answer:
+        if recipe.foreign:
+            return self._asked(recipe, *rest, **named)
+        return self._cached(recipe, *rest, **named)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -77,7 +93,7 @@ def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: i
     return recipe
 
 
-@functools.lru_cache(maxsize=256)
+@_Remembered
 def calibrate(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int) -> Recipe:
     """The recipe with the least noise that spends at most the budget over all rounds.
 
@@ -104,7 +120,7 @@ def _in_each_silo(recipe: Recipe, budget: Budget, rounds: int, dim: int, populat
     steps, loud = rounds * recipe.local.inner_steps, recipe.noise.with_multipliers
     found = [
         calibrate(
-            replace(one, statistics=recipe.statistics),
+            replace(one, statistics=recipe.statistics, evaluation=recipe.evaluation),
             Budget(budget.epsilon * recipe.noise.share(silo), budget.delta),
             steps, dim, UNKNOWN,
         )
@@ -251,7 +267,7 @@ def _secant(low: _Tried, high: _Tried, target: float) -> float:
     return root if inside or high.level / low.level < 1 + 3 * TOLERANCE else middle
 
 
-@functools.lru_cache(maxsize=256)
+@_Remembered
 def most_rounds(recipe: Recipe, budget: Budget, dim: int, population: int) -> int:
     """The largest number of rounds of a recipe with calibrated noise within the budget."""
 
@@ -276,7 +292,7 @@ def most_rounds(recipe: Recipe, budget: Budget, dim: int, population: int) -> in
     return low
 
 
-@functools.lru_cache(maxsize=256)
+@_Remembered
 def largest_cohort(
     recipe: Recipe, budget: Budget, rounds: int, dim: int, population: int
 ) -> Recipe:

@@ -21,7 +21,7 @@ from fedveil.accounting.plain import event_from_plain, event_to_plain
 from fedveil.data.origin import REAL, Origin
 from fedveil.errors import UserError
 from fedveil.parts.cohort import rounds_until
-from fedveil.parts.part import foreign
+from fedveil.parts.part import Part, foreign
 from fedveil.recipe import Recipe, View
 
 ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # known for every noise
@@ -257,7 +257,7 @@ def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:
     user-defined parts, nothing is known but what they state themselves.
     """
     own = recipe.adjacency(view)
-    parts = (recipe.cohort, recipe.memory, recipe.bound, recipe.quantize, recipe.noise)
+    parts = [part for one in (recipe, *recipe.inner_recipes) for part in _contributing(one)]
     if any(map(foreign, parts)) or (recipe.by_record and foreign(recipe.local)):
         return (own,)
     if own == "replace-one":
@@ -266,6 +266,11 @@ def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:
         return ("add-remove",) if recipe.bound.adapts else ("add-remove", "zero-out")
     removable = recipe.noise.at == "server" and recipe.cohort.independent
     return ("zero-out", "add-remove") if removable else ("zero-out",)
+
+
+def _contributing(recipe: Recipe) -> tuple[Part, ...]:
+    """The parts that the release of a round depends on."""
+    return recipe.cohort, recipe.memory, recipe.bound, recipe.quantize, recipe.noise
 
 
 @dataclass(frozen=True)

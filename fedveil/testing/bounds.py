@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedveil.accounting.norms import declared
 from fedveil.engines.bounding import bounded_rows
 from fedveil.engines.updates import DenseUpdates
 from fedveil.parts.bound import Bound
@@ -22,7 +23,9 @@ ROUNDING = 1 + 1e-3  # of a bound's own float32 arithmetic, which the loop corre
 def bounded(bound: Bound, rows: Tensor) -> Tensor:
     """The messages as the loop computes them."""
     updates = DenseUpdates(rows)
-    return bounded_rows(updates, updates.norms(), bound)[0]
+    dim = updates.rows().shape[1]
+    limit = declared(bound, bound.norms(dim), dim)
+    return bounded_rows(updates, updates.norms(), bound, limit)[0]
 
 
 def exact_norm(row: Tensor) -> float:

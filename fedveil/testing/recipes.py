@@ -19,6 +19,7 @@ from fedveil.accounting import events
 from fedveil.accounting.norms import Adjacency, Norms
 from fedveil.loop import State, begin, run_round
 from fedveil.parts.part import Begin
+from fedveil.parts.quantize import by_message
 from fedveil.random.streams import SecretKey
 from fedveil.recipe import Recipe, View
 from fedveil.testing.noises import least_deviation
@@ -331,7 +332,7 @@ def check_streams(recipe: Recipe) -> None:
     state = begin(recipe, torch.zeros(DIM), data, 2, key)
     for _ in range(2):
         state, _ = run_round(recipe, state, data, engine, key)
-    unused = set() if recipe.quantize.rows_needed else {"rounding"}  # it draws nothing
+    unused = set() if by_message(recipe.quantize) else {"rounding"}  # it draws nothing
     twice = {
         (round, purpose)
         for (round, purpose), times in key.opened.items()

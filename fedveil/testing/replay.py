@@ -25,7 +25,7 @@ from fedveil.parts.bound import Bound
 from fedveil.parts.memory import ClientMemory
 from fedveil.parts.part import Tensors
 from fedveil.random.streams import Key
-from fedveil.recipe import Recipe, View
+from fedveil.recipe import Recipe, View, observed
 
 SIZES = (1, 3, 1, 40, 2, 1, 5, 2)  # examples of each client: no message may weigh by them
 
@@ -179,7 +179,7 @@ def play(
         watched["noise"] = amount
     copy = begin(recipe, torch.zeros(dim), data, 1, key) if state is None else copied(state)
     after, info = loop.run_round(
-        replace(recipe, **watched), copy, data, engine or Scripted(answers), key
+        observed(recipe, **watched), copy, data, engine or Scripted(answers), key
     )
     mean = memory.means[-1] if memory.means else None
     total = None if mean is None else mean.double() * recipe.cohort.expected(data.clients)

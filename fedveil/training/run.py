@@ -20,7 +20,7 @@ from fedveil.engines.updates import Engine
 from fedveil.ledger import charging
 from fedveil.ledger.charging import Charge, Enrolment, Trace
 from fedveil.ledger.session import Session
-from fedveil.loop import Info, State, run_round
+from fedveil.loop import Info, State, own_models, run_round
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import Local
 from fedveil.privacy.guarantee import Guarantee
@@ -136,7 +136,7 @@ class Training:
         state, memory = self.state, self.recipe.memory
         if state.memory is None or not memory.personal:
             return state.model
-        return memory.model(state.memory[np.array([client])], state.parts["memory"])[0]
+        return own_models(self.recipe, state, state.memory[np.array([client])])[0]
 
     def enrol(
         self, ledger: Path | None = None, saved: bool = False, trace: Trace | None = None

@@ -289,8 +289,8 @@ MUTATIONS = [
             loop._Work,
             "messages",
             (
-                "scales_of(norms, self.bound, len(state.x))",
-                "scales_of(norms, self.bound, 1)"
+                "scales_of(norms, self.bound, self.limits.bounded)",
+                "scales_of(norms, self.bound, self.limits.bounded)"
                 " * group.data.sizes[torch.from_numpy(group.clients)]",
             ),
         ),
@@ -432,7 +432,11 @@ MUTATIONS = [
     ),
     Mutation(
         "noise that stays at the first threshold",
-        line(loop, "conclude_round", ("recipe.message(len(x), bound)", "recipe.message(len(x))")),
+        line(
+            loop,
+            "conclude_round",
+            ("total.message or recipe.message(len(x), bound)", "recipe.message(len(x))"),
+        ),
         "check_noise_follows_threshold",
         of(check_noise_follows_threshold, "dp_fedavg_adaptive"),
     ),
@@ -492,7 +496,7 @@ MUTATIONS = [
     ),
     Mutation(
         "one noise for all clients",
-        line(loop._Work, "noise", ("noise of {client}", "noise of all")),
+        line(loop._Work, "noise", ("noise of {c}", "noise of all")),
         "check_fresh_noise",
         of(check_fresh_noise, "dp_norm_fedavg_secagg"),
     ),

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from fedveil import loop
+from fedveil import recipe as recipe_module
 from fedveil.engines import bounding
 from fedveil.errors import UserError
-from fedveil.parts import bound, memory, server
+from fedveil.parts import bound, memory, noise, part, server
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
 from fedveil.testing import check_bound, check_memory, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
+from tests.contracts import test_hostile_parts as hostile
 from tests.contracts.test_own_parts import (
     CLIPPED,
     Drawing,
@@ -27,12 +30,20 @@ from tests.mutations.making import Mutation, line, named, require_caught, return
 from tests.unit.parts import test_server
 
 
-def refused(cohort: Drawing, rounds: int) -> None:
+def refused(rounds: int = 1, **parts: Any) -> None:
     try:
-        prepared(replace(CLIPPED, cohort=cohort), rounds)
+        prepared(replace(CLIPPED, **parts), rounds)
     except UserError:
         return
-    raise AssertionError(f"{cohort} was trained with")
+    raise AssertionError(f"{parts} were trained with")
+
+
+def silo_refused(kind: type) -> None:
+    try:
+        hostile.silo_rounds(kind)
+    except UserError:
+        return
+    raise AssertionError("a round was trained that is not accounted")
 
 
 MUTATIONS = [
@@ -44,13 +55,13 @@ MUTATIONS = [
     ),
     Mutation(
         "a stranger's bound sees all rows",
-        line(bounding, "_each", ("not foreign(bound) or not len(rows)", "True")),
+        line(bounding, "of_each", ("not foreign(part) or not len(rows[0])", "True")),
         "check_neighbours",
         lambda: check_neighbours(replace(CLIPPED, bound=Mixing())),
     ),
     Mutation(
         "a stranger's quantizer is not held to its norms",
-        returning(loop, "quantized_row", lambda kind, row, norms, rng: kind(row[None], norms, rng)),
+        returning(loop, "quantized_row", lambda kind, row, to, rng: kind(row[None], to[0], rng)),
         "check_neighbours",
         lambda: check_neighbours(replace(CLIPPED, quantize=Outwards(64))),
     ),
@@ -64,13 +75,153 @@ MUTATIONS = [
         "a client may be drawn twice",
         returning(loop, "_refuse_repeated", lambda part, drawn, population: None),
         "a draw that is no set",
-        lambda: refused(Drawing((1, 1, 3)), 1),
+        lambda: refused(cohort=Drawing((1, 1, 3))),
     ),
     Mutation(
         "a stranger's draw may pass its cap",
         line(loop, "cohort_of", ("cohort.cap is not None and", "False and")),
         "a draw beyond the cap",
-        lambda: refused(Drawing((1, 3), cap=1), 2),
+        lambda: refused(2, cohort=Drawing((1, 3), cap=1)),
+    ),
+    Mutation(
+        "a stranger counts its own participations",
+        line(loop, "_taken", ('LOOP if foreign(recipe.cohort) else "cohort"', '"cohort"')),
+        "a draw beyond the cap",
+        lambda: refused(2, cohort=hostile.Resetting()),
+    ),
+    Mutation(
+        "aborted and completed rounds that the loop does not count",
+        line(loop, "_after_draw", ("if LOOP in parts:", "if False:")),
+        "a draw beyond the cap",
+        lambda: refused(2, cohort=hostile.NotCounting(1.0, cap=1)),
+    ),
+    Mutation(
+        "claims that a stranger inherits in silence",
+        line(recipe_module, "_refuse_unanswering", ("if not foreign(definer) and", "if False and")),
+        "an amplified draw of one's own",
+        lambda: refused(cohort=hostile.Unasked(0.1)),
+    ),
+    Mutation(
+        "only the claims of a stranger's first base",
+        returning(part, "claims_of", lambda kind: set(kind.claims)),
+        "test_a_draw_of_one_s_own_is_not_amplified_whatever_it_inherits",
+        hostile.test_a_draw_of_one_s_own_is_not_amplified_whatever_it_inherits,
+    ),
+    Mutation(
+        "answers of another part",
+        returning(recipe_module, "definers_of", lambda kind, name: [object]),
+        "a wrapped cohort",
+        lambda: refused(cohort=hostile.Wrapped()),
+    ),
+    Mutation(
+        "a silo's step that is accounted as in round 0",
+        line(Recipe, "accounted_inside", ("if now != accounted:", "if False:")),
+        "a silo that samples more in later rounds",
+        lambda: silo_refused(hostile.Warming),
+    ),
+    Mutation(
+        "a stranger's silos accounted by the first one",
+        line(Recipe, "insides", ("(None if self._alike else silos)", "None")),
+        "test_every_silo_of_a_stranger_is_accounted",
+        hostile.test_every_silo_of_a_stranger_is_accounted,
+    ),
+    Mutation(
+        "lost rounds of a stranger's correlated noise",
+        line(Recipe, "release", ("self.lost or release.lost", "release.lost")),
+        "test_statement_and_ledger_agree_on_lost_rounds",
+        hostile.test_statement_and_ledger_agree_on_lost_rounds,
+    ),
+    Mutation(
+        "a cap of correlated noise that the adversary keeps",
+        line(Recipe, "release", ('if view == "models" else (1, None)', "")),
+        "test_a_cap_does_not_count_where_the_server_is_the_adversary",
+        hostile.test_a_cap_does_not_count_where_the_server_is_the_adversary,
+    ),
+    Mutation(
+        "a stranger's separation",
+        lambda patch: patch.setattr(Recipe, "separation", property(lambda r: r.cohort.separation)),
+        "test_a_separation_of_one_s_own_does_not_count",
+        hostile.test_a_separation_of_one_s_own_does_not_count,
+    ),
+    Mutation(
+        "noise on messages without a grid",
+        line(noise.Noise, "misfit", ("self.needs_grid or self.on_messages", "self.needs_grid")),
+        "noise on float messages",
+        lambda: refused(noise=hostile.OnMessages()),
+    ),
+    Mutation(
+        "a stranger's noise that says itself whether it fits",
+        line(
+            recipe_module, "_refuse_misfits", ("if foreign(part) else None", "if False else None")
+        ),
+        "noise on float messages",
+        lambda: refused(noise=hostile.OnMessages()),
+    ),
+    Mutation(
+        "one number of noise for all coordinates",
+        returning(loop, "refuse_other_shape", lambda part, found, wanted: None),
+        "noise of one number",
+        lambda: refused(noise=hostile.OneNumber()),
+    ),
+    Mutation(
+        "the dimension that a stranger's bound declares",
+        returning(recipe_module, "declared", lambda part, norms, dim: norms),
+        "test_noise_is_drawn_for_all_coordinates_whatever_dimension_a_bound_declares",
+        hostile.test_noise_is_drawn_for_all_coordinates_whatever_dimension_a_bound_declares,
+    ),
+    Mutation(
+        "a sensitivity that a stranger's norms compute",
+        returning(recipe_module, "declared", lambda part, norms, dim: norms),
+        "test_norms_have_no_sensitivity_of_their_own",
+        hostile.test_norms_have_no_sensitivity_of_their_own,
+    ),
+    Mutation(
+        "norms that are asked for again when noise is drawn",
+        line(loop, "conclude_round", ("total.message or recipe", "recipe")),
+        "test_noise_is_drawn_for_the_norms_that_messages_were_held_to",
+        hostile.test_noise_is_drawn_for_the_norms_that_messages_were_held_to,
+    ),
+    Mutation(
+        "unclear norms that shorten nothing",
+        line(bounding, "held", ("(share >= 1)", "~(share < 1)")),
+        "test_what_is_not_known_to_be_short_enough_is_shortened",
+        hostile.test_what_is_not_known_to_be_short_enough_is_shortened,
+    ),
+    Mutation(
+        "a stranger's memory writes to the server's state",
+        line(loop, "_server_side", ("not foreign(recipe.memory)", "True")),
+        "test_a_memory_does_not_write_to_the_server_s_state",
+        hostile.require_kept_apart,
+    ),
+    Mutation(
+        "a stranger's memory writes to messages",
+        returning(loop, "of_each", lambda kind, function, *rows: function(*rows)),
+        "test_a_memory_does_not_write_to_a_message",
+        hostile.test_a_memory_does_not_write_to_a_message,
+    ),
+    Mutation(
+        "a stranger's quantizer that is not applied",
+        returning(loop, "by_message", lambda kind: kind.rows_needed),
+        "check_neighbours",
+        lambda: check_neighbours(hostile.BROKEN["quantizer of bounded rows"]),
+    ),
+    Mutation(
+        "a stranger's quantizer without rows",
+        returning(bounding, "by_message", lambda kind: kind.rows_needed),
+        "check_neighbours",
+        lambda: check_neighbours(hostile.BROKEN["quantizer that is short in many dimensions"]),
+    ),
+    Mutation(
+        "a stranger's tensor that is not copied",
+        line(bounding, "of_each", ("function(*each).clone()", "function(*each)")),
+        "check_neighbours",
+        lambda: check_neighbours(hostile.BROKEN["bound with a buffer"]),
+    ),
+    Mutation(
+        "a bound of a round that does not adapt",
+        line(loop, "bound_of", ("if recipe.bound.adapts else recipe.bound", "")),
+        "check_neighbours",
+        lambda: check_neighbours(hostile.BROKEN["bound that changes in a round"]),
     ),
     Mutation(
         "first states drawn from the streams of the first round",

@@ -32,7 +32,7 @@ def held_with(change: tuple[str, str]) -> Callable[[Any], None]:
 MUTATIONS = [
     Mutation(
         "messages up to 1 % too long let through",
-        held_with(("(share < 1)", "(share < 1 / 1.01)")),
+        held_with(("(share >= 1)", "(share >= 1 / 1.01)")),
         "test_the_server_bounds_again",
         check_bound,
     ),

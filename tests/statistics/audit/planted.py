@@ -264,8 +264,9 @@ weights = line(
     loop._Work,
     "messages",
     (
-        "scales_of(norms, self.bound, len(state.x))",
-        "scales_of(norms, self.bound, 1) * group.data.sizes[torch.from_numpy(group.clients)]",
+        "scales_of(norms, self.bound, self.limits.bounded)",
+        "scales_of(norms, self.bound, self.limits.bounded)"
+        " * group.data.sizes[torch.from_numpy(group.clients)]",
     ),
 )
 

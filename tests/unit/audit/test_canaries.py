@@ -17,7 +17,7 @@ from fedveil.data.federated import Federated
 from fedveil.loop import begin, run_round
 from fedveil.parts.bound import AdaptiveClip
 from fedveil.parts.cohort import Poisson
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, observed
 from fedveil.testing.bounds import bounded
 from fedveil.testing.recipes import Recorded
 from fedveil.testing.replay import Scripted, WatchedNoise, normal_answers
@@ -98,7 +98,7 @@ def heard_round(
     engine = CanaryEngine(Scripted([answers[c] for c in range(data.clients)]), canaries, recipe)
     heard = Heard(canaries, engine, recipe.cohort.expected(data.clients))
     silenced: Any = {"noise": WatchedNoise(recipe.noise, noise)}
-    played = listening(Recipe(**{**vars(recipe), **silenced}), heard)
+    played = listening(observed(recipe, **silenced), heard)
     state = begin(recipe, torch.zeros(DIM), data, 3, key=0)
     for k in range(rounds):
         length = recipe.message(DIM).l2

@@ -19,7 +19,7 @@ from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError
 from fedveil.models.lstm import CharLSTM
-from fedveil.parts.bound import Normalize
+from fedveil.parts.bound import Normalize, within
 from fedveil.parts.local import SGD, LocalPlan
 from fedveil.parts.schedule import Constant
 
@@ -327,7 +327,7 @@ def test_norms_hold_for_inputs_whose_float32_products_would_not(inputs: int) -> 
     task = task_of(lambda: nn.Linear(inputs, 3))
     group = Group(data, np.arange(1), SGD(Constant(0.1), steps=2).plan(data.sizes, 0, None))
     updates = FactoredEngine(task, 4).updates(task.flatten(), group)
-    scale = scales_of(updates.norms(), Normalize(1.0), task.dim)
+    scale = scales_of(updates.norms(), Normalize(1.0), within(1.0, task.dim))
     message = updates.weighted_sum(scale).double()
     assert float(message.norm()) <= 1.0
     assert float(message.norm()) > 1 - 1e-5

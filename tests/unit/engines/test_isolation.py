@@ -192,7 +192,8 @@ def test_the_sum_moves_by_one_message_under_a_model_that_standardizes(unit: str)
         engine = choose("auto", task, data, recipe.local, 6).engine
         plan = recipe.local.plan(data.sizes, 0, np.random.default_rng(0))
         updates = engine.updates(task.flatten(), Group(data, np.arange(6), plan))
-        rows, _ = bounded_rows(updates, updates.norms(), recipe.bound)
+        limit = recipe.limits(task.dim).bounded
+        rows, _ = bounded_rows(updates, updates.norms(), recipe.bound, limit)
         sums.append(rows.double().sum(0))
     moved = float((sums[0] - sums[1]).norm())
     assert moved <= 2 * recipe.bound.norms(task.dim).l2 * (1 + 1e-6)

@@ -92,7 +92,7 @@ def test_a_secret_run_continues_its_noise_and_pays_for_lost_rounds(
     result = finish(training)
     assert (len(result.records), result.guarantee.rounds) == (8, 11)
     own = training.recipe
-    assert result.guarantee.epsilon == spent(replace(own, noise=own.noise.redrawn(3)), 11)
+    assert result.guarantee.epsilon == spent(replace(own, lost=3), 11)
     assert result.guarantee.epsilon > spent(own, 8)
     account = Account(blobs.fingerprint(), "client")
     firsts = [_first(stream.plans["models"].ways[0].event) for stream in Ledger(ledger).of(account)]
