@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fedveil as fv
 from fedveil import algorithms
 from fedveil.engines import interception
+from fedveil.engines import isolation as trying
 from fedveil.engines import task as tasks
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
@@ -26,7 +27,7 @@ from fedveil.training import settings
 from fedveil.training import start as starting
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.engines import test_isolation as isolation
-from tests.unit.engines.test_isolation import MIXING, STATEFUL, Mixing, people, rows
+from tests.unit.engines.test_isolation import MIXING, OF_TOKENS, STATEFUL, Mixing, people, rows
 
 RECIPE = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
 
@@ -142,6 +143,32 @@ MUTATIONS = [
         line(side_effects._Walk, "_function", ("if name in function.__globals__", "if False")),
         "check_refused",
         lambda: check_refused("global"),
+    ),
+    Mutation(
+        "other modules are not looked into",
+        line(side_effects._Walk, "visit", ("self._modules.append(value)", "pass")),
+        "check_refused",
+        lambda: check_refused("table in another module"),
+    ),
+    Mutation(
+        "caches of functions are not looked at",
+        line(side_effects, "_state", ("size.misses, size.currsize", "None")),
+        "check_refused",
+        lambda: check_refused("table in a cache"),
+    ),
+    Mutation(
+        "all synthetic tokens are equal",
+        line(trying, "made_up", ("inputs.random_(int(low), int(high) + 1", "inputs.random_(1")),
+        "check_mixing",
+        lambda: isolation.test_mixing_is_found_in_models_of_tokens(OF_TOKENS["centered"]),
+    ),
+    Mutation(
+        "updates that are not finite count as equal",
+        line(
+            trying, "_agree", ("True if bool((sound & (crowd.sizes > 1)).any()) else None", "True")
+        ),
+        "check_mixing",
+        isolation.test_mixing_is_found_where_only_positive_numbers_have_gradients,
     ),
     Mutation(
         "global randomness is not noticed",
