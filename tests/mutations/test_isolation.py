@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from fedveil import algorithms
-from fedveil.engines import interception
+from fedveil.engines import factored, interception, stores
 from fedveil.engines import isolation as trying
 from fedveil.engines import task as tasks
 from fedveil.engines.dense import DenseEngine
@@ -21,11 +21,13 @@ from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
 from fedveil.models import side_effects
+from fedveil.parts.bound import Clip, Normalize
 from fedveil.training import prepare as preparing
 from fedveil.training import run as training
 from fedveil.training import settings
 from fedveil.training import start as starting
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.engines import test_factored as messages
 from tests.unit.engines import test_isolation as isolation
 from tests.unit.engines.test_isolation import MIXING, OF_TOKENS, STATEFUL, Mixing, people, rows
 
@@ -106,6 +108,14 @@ def check_recipe_toml() -> None:
     assert asked.engine.name not in text, "recipe.toml tells which engine was quickest"
 
 
+def check_extremes(case: int) -> None:
+    """The message of an update at the limits of float32 is finite and no longer than the bound."""
+    for kind in (Clip, Normalize):
+        messages.test_messages_of_extreme_updates_are_finite_and_keep_the_bound(
+            kind, *messages.EXTREMES[case]
+        )
+
+
 def all_rows_together(self: interception.Work, inputs: Tensor, seeds: object = None) -> Tensor:
     """The module sees all clients' rows as one batch."""
     self.anchor = torch.zeros((), requires_grad=True)
@@ -169,6 +179,26 @@ MUTATIONS = [
         ),
         "check_mixing",
         isolation.test_mixing_is_found_where_only_positive_numbers_have_gradients,
+    ),
+    Mutation(
+        "the rounding of products of factors is left out of a norm",
+        line(stores.Factors, "squares", ("exact + lost + small", "exact + small")),
+        "check_cancelling",
+        lambda: messages.test_a_message_of_factors_that_cancel_keeps_the_bound(
+            *messages.CANCELLING[-1]
+        ),
+    ),
+    Mutation(
+        "scales leave the range in which factors keep their digits",
+        returning(factored, "_in_range", lambda scale: scale),
+        "check_extremes",
+        lambda: check_extremes(2),
+    ),
+    Mutation(
+        "what underflows in products of factors is left out of a norm",
+        line(stores.Factors, "squares", ("exact + lost + small", "exact + lost")),
+        "check_extremes",
+        lambda: check_extremes(3),
     ),
     Mutation(
         "global randomness is not noticed",

@@ -359,7 +359,7 @@ def initialized(module: Mixing, x: Tensor) -> Tensor:
 
 def indexed(index: Callable[[float], int]) -> Forward:
     """Adds the place of its first number among all that were seen."""
-    vocabulary.TABLE.clear()
+    vocabulary.forget()
     return lambda _, x: x + 0.1 * index(float(x[0, 0]))
 
 

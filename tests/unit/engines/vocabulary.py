@@ -27,3 +27,10 @@ class Vocabulary:
     def index(cls, value: float) -> int:
         """The number of values seen before this one."""
         return cls.table.setdefault(value, len(cls.table))
+
+
+def forget() -> None:
+    """Empty all tables."""
+    TABLE.clear()
+    slot.cache_clear()
+    Vocabulary.table.clear()
