@@ -15,6 +15,7 @@ from fedveil.engines.devices import PlacedEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
+from fedveil.errors import UserError
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import SGD
 from fedveil.parts.schedule import Constant
@@ -105,7 +106,9 @@ def _call(task: Task, engine: Engine, crowd: Group) -> None:
     try:
         engine.updates(task.flatten(), crowd).norms()
         task.evaluate(task.flatten(), crowd.data.test)
-    except (RuntimeError, ValueError):
+    except UserError:
+        raise
+    except Exception:  # a user's own module may raise anything
         return
 
 

@@ -25,7 +25,7 @@ from fedveil.errors import UserError
 from fedveil.models.loss import Loss
 from fedveil.models.losses import as_loss
 from fedveil.models.outputs import logits_of
-from fedveil.models.side_effects import Footprint
+from fedveil.models.side_effects import Footprint, draws
 from fedveil.threads import one_thread_each
 
 Parameters = dict[str, Tensor]
@@ -204,17 +204,39 @@ class Task:
             self._dropouts[facts] = self._recorded(zeros)
         return self._dropouts.get(facts, [])
 
-    @torch.no_grad()
     def _recorded(self, inputs: Tensor) -> list[torch.Size]:
-        module, _ = self.here()
         recorded = Recorded(torch.zeros(2, dtype=torch.int32, device=inputs.device))
         try:
-            with self.local_steps(recorded):
-                self.called(module, inputs)
+            random = draws(lambda: self._trained_on(inputs, recorded, self._training))
         except (RuntimeError, ValueError, IndexError):
             if len(inputs) == 1:  # some modules need several examples
                 return self._recorded(torch.cat([inputs, inputs]))
+            return recorded.shapes
+        if random:
+            self._refuse_random_layer(inputs, recorded)
         return recorded.shapes
+
+    @torch.no_grad()
+    def _trained_on(self, inputs: Tensor, masks: Masks, training: tuple[str, ...]) -> None:
+        """Call the module with these submodules in training mode."""
+        module, _ = self.here()
+        with Rewriting(masks), _in_training(module, training):
+            self.called(module, inputs)
+
+    def _refuse_random_layer(self, inputs: Tensor, masks: Masks) -> None:
+        """Name the innermost layer that draws random numbers of its own in training mode."""
+        for name in reversed(self._training):
+            if draws(lambda name=name: self._trained_on(inputs, masks, (name,))):
+                raise UserError(
+                    f"Layer '{name}' ({self.module.get_submodule(name)}) draws from a global "
+                    "random generator in training mode. Use torch's dropout functions on tensors, "
+                    f"which draw from the client's own stream, or put the layer into evaluation "
+                    "mode with .eval()."
+                )
+        raise UserError(
+            f"The model {type(self.module).__name__} draws from a global random generator in "
+            "training mode. Put it into evaluation mode with .eval()."
+        )
 
     @contextmanager
     def local_steps(self, masks: Masks | None, module: nn.Module | None = None) -> Iterator[None]:
@@ -231,15 +253,8 @@ class Task:
     @contextmanager
     def in_training(self, module: nn.Module | None = None) -> Iterator[None]:
         """Training mode for the submodules that were given in it."""
-        module = self.here()[0] if module is None else module
-        parts = [module.get_submodule(name) for name in self._training]
-        for part in parts:
-            part.training = True
-        try:
+        with _in_training(self.here()[0] if module is None else module, self._training):
             yield
-        finally:
-            for part in parts:
-                part.training = False
 
     def _fixed_masks(self, inputs: Tensor) -> Masks | None:
         """The same masks for the same number of examples, to compare answers of the module."""
@@ -293,6 +308,19 @@ class Task:
             right += math.nan if hits is None else float(hits.sum())
         count = len(examples)
         return loss / count, right / count
+
+
+@contextmanager
+def _in_training(module: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+    """Training mode for the submodules of these names."""
+    parts = [module.get_submodule(name) for name in names]
+    for part in parts:
+        part.training = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.training = False
 
 
 def _copied(module: nn.Module) -> nn.Module:

@@ -15,7 +15,8 @@ import random
 import sys
 import types
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,23 @@ class Footprint:
                 )
 
 
+def refuse_parameters_of_others(module: nn.Module) -> None:
+    """Refuse a module that reaches trained parameters which are not its own.
+
+    A copy of such a module computes with those of the original, and its own are never trained.
+    """
+    walk, own = _Walk(set()), {id(leaf) for leaf in module.parameters()}
+    deque(walk.everything(module), maxlen=0)
+    for place, leaf in walk.visited:
+        if isinstance(leaf, nn.Parameter) and leaf.requires_grad and id(leaf) not in own:
+            raise UserError(
+                f"The model {type(module).__name__} computes with the parameter "
+                f"'{place.lstrip('.')}', which is not among its own and would not be trained. "
+                "Replace functions that refer to the model, such as lambdas over self, by methods. "
+                "Make other layers submodules, or freeze them with requires_grad_(False)."
+            )
+
+
 @contextmanager
 def refusing_randomness(module: nn.Module) -> Iterator[None]:
     """Refuse a module that draws from a global random generator within this context.
@@ -69,14 +87,26 @@ def refusing_randomness(module: nn.Module) -> Iterator[None]:
     """
     before = _generators()
     yield
-    for (name, was), (_, now) in zip(before, _generators(), strict=True):
-        if was != now:
-            raise UserError(
-                f"The model {type(module).__name__} draws from {name}'s global random generator "
-                "when it is called, so one client's update would depend on the clients before it. "
-                "Use torch's dropout layers, which draw from the client's own stream, or put other "
-                "random layers into evaluation mode."
-            )
+    if name := _moved(before):
+        raise UserError(
+            f"The model {type(module).__name__} draws from {name}'s global random generator "
+            "when it is called, so one client's update would depend on the clients before it. "
+            "Use torch's dropout layers, which draw from the client's own stream, or put other "
+            "random layers into evaluation mode."
+        )
+
+
+def draws(call: Callable[[], object]) -> bool:
+    """Whether a call draws from a global random generator."""
+    before = _generators()
+    call()
+    return bool(_moved(before))
+
+
+def _moved(before: list[tuple[str, object]]) -> str:
+    """The name of a generator that has drawn since; empty if none has."""
+    pairs = zip(before, _generators(), strict=True)
+    return next((name for (name, was), (_, now) in pairs if was != now), "")
 
 
 def _generators() -> list[tuple[str, object]]:
@@ -102,7 +132,7 @@ class _Walk:
 
     def __init__(self, ignored: set[int]) -> None:
         self._seen, self._replaced = set(ignored), frozenset(ignored)
-        self._alive: list[object] = []  # keeps objects alive, so that no id is reused
+        self.visited: list[tuple[str, object]] = []  # keeps objects alive: no id is reused
         self._classes: set[int] = set()  # whose contents were visited
         self._modules: list[types.ModuleType] = []  # of the user's own code
         self._attributes: set[str] = set()  # that the code names, of whatever object
@@ -133,7 +163,7 @@ class _Walk:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        self._alive.append(value)
+        self.visited.append((path, value))
         if isinstance(value, Tensor):
             yield path, (id(value), _digest(value))
         elif isinstance(value, np.ndarray):

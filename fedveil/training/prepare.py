@@ -31,6 +31,7 @@ from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
 from fedveil.models.loss import Loss
 from fedveil.models.losses import LOSSES, Function, Own, as_loss, target_of
+from fedveil.models.side_effects import refuse_parameters_of_others
 from fedveil.parts.local import Local
 from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
 from fedveil.privacy.guarantee import units
@@ -302,6 +303,7 @@ def make_task(model: str | nn.Module, data: Federated, seed: int, loss: Loss | N
     else:
         module = copy.deepcopy(model)  # leaves the caller's module untrained for a second run
     refuse_unfit(module)
+    refuse_parameters_of_others(module)
     task = Task(module, data.loss, data.layout, loss)
     _check_fit(task, data)
     return task
