@@ -15,6 +15,7 @@ from fedveil.engines.devices import PlacedEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
+from fedveil.engines.where import explained
 from fedveil.errors import UserError
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import SGD
@@ -35,11 +36,23 @@ def refuse_memory(task: Task, engine: Engine, data: Federated) -> None:
     with one_thread_each():
         for scale in SCALES:
             _call(task, engine, _crowd(data, scale))
-        task.watch(made_up(data, 2, SCALES[0]))
+        _watch(task, data)
         for scale in SCALES:
             with refusing_randomness(task.module):
                 _call(task, engine, _crowd(data, scale, draw=1))
             task.refuse_side_effects()
+
+
+def _watch(task: Task, data: Federated) -> None:
+    try:
+        task.watch(made_up(data, 2, SCALES[0]))
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own module may raise anything
+        raise UserError(
+            f"The model {type(task.module).__name__} cannot be trained on '{data.name}': "
+            f"{explained(problem)}."
+        ) from problem
 
 
 def mixing(task: Task, engine: Engine, data: Federated) -> str:

@@ -145,7 +145,7 @@ class Written:
 
     def finished(self, pace: Pace) -> Rows:
         """Δ_i, after the last step."""
-        return Rows(self._own().sub_(self.shared).flatten(1))
+        return Rows(self._own().sub_(self.shared).reshape(self.clients, -1))
 
 
 @dataclass

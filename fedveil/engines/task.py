@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -118,7 +118,7 @@ class Task:
             with self.local_steps(self._fixed_masks(probe)):
                 answers.append(self.outputs(self.at(x), probe))
         for part in [*self.module.state_dict().values(), x, *answers]:
-            digest.update(part.detach().contiguous().numpy().tobytes())
+            digest.update(part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def unflatten(self, flat: Tensor) -> Parameters:
@@ -180,7 +180,7 @@ class Task:
         """A module's loss on examples and its gradient, with equal weights, on one thread."""
         leaves = {name: leaf.requires_grad_() for name, leaf in self.at(x).items()}
         inputs, labels = (
-            column[:].to(self.device) for column in (examples.inputs, examples.labels)
+            column[:].to(self.device, copy=True) for column in (examples.inputs, examples.labels)
         )
         masks = self._fixed_masks(inputs)
         with one_thread_each(), torch.enable_grad(), self.local_steps(masks, module):
@@ -208,7 +208,7 @@ class Task:
         recorded = Recorded(torch.zeros(2, dtype=torch.int32, device=inputs.device))
         try:
             random = draws(lambda: self._trained_on(inputs, recorded, self._training))
-        except (RuntimeError, ValueError, IndexError):
+        except Exception:  # a user's own module may raise anything
             if len(inputs) == 1:  # some modules need several examples
                 return self._recorded(torch.cat([inputs, inputs]))
             return recorded.shapes
@@ -226,16 +226,13 @@ class Task:
     def _refuse_random_layer(self, inputs: Tensor, masks: Masks) -> None:
         """Name the innermost layer that draws random numbers of its own in training mode."""
         for name in reversed(self._training):
-            if draws(lambda name=name: self._trained_on(inputs, masks, (name,))):
-                raise UserError(
-                    f"Layer '{name}' ({self.module.get_submodule(name)}) draws from a global "
-                    "random generator in training mode. Use torch's dropout functions on tensors, "
-                    f"which draw from the client's own stream, or put the layer into evaluation "
-                    "mode with .eval()."
-                )
+            if draws(partial(self._trained_on, inputs, masks, (name,))):
+                break
+        kind = type(self.module.get_submodule(name)).__name__
         raise UserError(
-            f"The model {type(self.module).__name__} draws from a global random generator in "
-            "training mode. Put it into evaluation mode with .eval()."
+            f"Layer '{name}' ({kind}) draws from a global random generator in training mode, which "
+            "would depend on other clients. Use torch's dropout on tensors, which draws from the "
+            "client's own stream, or put the layer into evaluation mode with .eval()."
         )
 
     @contextmanager
@@ -301,7 +298,8 @@ class Task:
         loss = right = 0.0
         for start in range(0, len(examples), batch):
             some = slice(start, start + batch)
-            inputs, labels = (c[some].to(self.device) for c in (examples.inputs, examples.labels))
+            inputs = examples.inputs[some].to(self.device, copy=True)  # a module may write to it
+            labels = examples.labels[some].to(self.device)
             outputs = self.outputs(parameters, inputs)
             loss += float(self.loss_of_examples(outputs, labels).sum())
             hits = self.loss_of_examples.correct(outputs, labels)
