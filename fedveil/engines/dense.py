@@ -119,9 +119,9 @@ def _walk(
         if plan.proximal:
             slope = slope + plan.proximal * (leaf - start[name])
         if plan.momentum:
-            if name in velocity:
-                slope = velocity[name].mul_(plan.momentum).add_(slope)
-            velocity[name] = slope = slope if name in velocity else slope.clone()
+            last = velocity.get(name)
+            slope = slope.clone() if last is None else last.mul_(plan.momentum).add_(slope)
+            velocity[name] = slope
         rate = rates.view(-1, *[1] * (leaf.dim() - 1))
         if all_walk:
             leaf.addcmul_(rate, slope, value=-1)

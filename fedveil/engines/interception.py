@@ -24,7 +24,7 @@ from fedveil.engines.updates import Group
 from fedveil.parts.local import LocalPlan
 
 SMALL = 2**16  # numbers of a parameter that every example may get a copy of
-DETACHING = (torch.detach, torch.Tensor.detach, torch.Tensor.data.__get__)
+DETACHING = (torch.detach, torch.Tensor.detach)
 
 
 @dataclass

@@ -229,10 +229,11 @@ class Task:
             if draws(partial(self._trained_on, inputs, masks, (name,))):
                 break
         kind = type(self.module.get_submodule(name)).__name__
+        layer = f"Layer '{name}' ({kind})" if name else f"The model {kind}"
         raise UserError(
-            f"Layer '{name}' ({kind}) draws from a global random generator in training mode, which "
+            f"{layer} draws from a global random generator in training mode, which "
             "would depend on other clients. Use torch's dropout on tensors, which draws from the "
-            "client's own stream, or put the layer into evaluation mode with .eval()."
+            "client's own stream, or put this layer into evaluation mode with .eval()."
         )
 
     @contextmanager

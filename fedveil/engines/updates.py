@@ -136,11 +136,11 @@ class Group:
         rows, weights = self.plan.positions(starts)
         times = self.plan.steps if self.plan.repeated else 1
         for mine, shares in zip(rows, weights, strict=True):
-            batch, version = self._batch(mine, shares), 0
+            batch, version = None, 0
             for _ in range(times):
-                if batch[0]._version != version:  # a module has written to it
+                if batch is None or batch[0]._version != version:  # a module has written to it
                     batch = self._batch(mine, shares)
-                version = batch[0]._version
+                    version = batch[0]._version
                 yield batch
 
     def _batch(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
