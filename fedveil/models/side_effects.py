@@ -13,6 +13,7 @@ import functools
 import hashlib
 import random
 import sys
+import sysconfig
 import types
 import weakref
 from collections import deque
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 from fedveil.errors import UserError
 
 LIBRARIES = frozenset({"torch", "numpy", "fedveil", *sys.stdlib_module_names} - {"__main__"})
+INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "IMPORT_FROM")  # instructions of Python
 SCALARS = (
     *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
@@ -178,7 +180,8 @@ class _Walk:
                 yield from self.visit(f"{path}[{position}]", item)
         elif isinstance(value, type):
             yield path, id(value)
-            yield from self._class(path, value)
+            if _own(sys.modules.get(value.__module__)):
+                yield from self._class(path, value)
         elif isinstance(value, nn.Module):
             yield from self._module(path, value)
         elif isinstance(value, types.MethodType):
@@ -190,7 +193,7 @@ class _Walk:
         elif isinstance(value, types.FunctionType):
             yield from self._function(path, value)
         elif isinstance(value, types.ModuleType):
-            if value.__name__.partition(".")[0] not in LIBRARIES:
+            if _own(value):
                 self._modules.append(value)
         elif not isinstance(value, types.BuiltinFunctionType):
             yield from self._other(path, value)
@@ -296,6 +299,13 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
     for part in code.co_consts:
         if isinstance(part, types.CodeType):
             yield from _instructions(part)
+
+
+def _own(module: types.ModuleType | None) -> bool:
+    """Whether a module is a user's own file, and not of an installed package."""
+    if module is None or module.__name__.partition(".")[0] in LIBRARIES:
+        return False
+    return not (getattr(module, "__file__", None) or "").startswith(INSTALLED)
 
 
 def _of_library(thing: Any) -> bool:
