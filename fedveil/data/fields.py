@@ -115,8 +115,10 @@ class Layout:
         """Packed examples whose numbers are all this one."""
         return self._made(lambda each: torch.full((count, *each.shape), value, dtype=each.dtype))
 
-    def synthetic(self, count: int, scale: float, generator: torch.Generator) -> Tensor:
-        """Packed examples: normal numbers of this scale, and integers in the data's range.
+    def synthetic(
+        self, count: int, scale: float, generator: torch.Generator, mean: float = 0.0
+    ) -> Tensor:
+        """Packed examples: normal numbers of this scale and mean, integers in the data's range.
 
         A mask starts with 1, so that no example is masked as a whole.
         """
@@ -124,7 +126,7 @@ class Layout:
         def made(each: Field) -> Tensor:
             numbers = torch.zeros(count, *each.shape)
             if each.dtype.is_floating_point:
-                return numbers.normal_(0.0, scale, generator=generator).to(each.dtype)
+                return numbers.normal_(mean, scale, generator=generator).to(each.dtype)
             numbers.random_(each.high + 1, generator=generator)
             if each.high <= 1 and each.shape:
                 numbers[..., 0] = 1

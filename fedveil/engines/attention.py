@@ -47,10 +47,10 @@ def _weights(
         scores = torch.where(allowed, scores, -math.inf)
     if mask is None:
         return scores.softmax(-1)
-    if mask.dtype != torch.bool:
-        return (scores + mask).softmax(-1)
-    weights = torch.where(mask, scores, -math.inf).softmax(-1)
-    return torch.where(mask.any(-1, keepdim=True), weights, 0.0)  # as torch: nothing to attend to
+    scores = torch.where(mask, scores, -math.inf) if mask.dtype == torch.bool else scores + mask
+    some = scores.amax(-1, keepdim=True) > -math.inf
+    weights = torch.where(some, scores, 0.0).softmax(-1)
+    return torch.where(some, weights, 0.0)  # as torch: nothing to attend to
 
 
 def many_heads(

@@ -94,10 +94,16 @@ class Source:
     examples: Tensor
     rows: Tensor
     batch: Tensor
+    version: int = field(init=False)  # of the batch, as it was taken
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "version", self.batch._version)
 
     def is_batch(self, x: Tensor) -> bool:
-        """Whether these numbers are the step's batch itself."""
-        return x.data_ptr() == self.batch.data_ptr() and x.shape == self.batch.shape
+        """Whether these numbers are the step's batch itself, which nothing has written to."""
+        batch, place = self.batch, (x.data_ptr(), x.shape, x.stride())
+        same = place == (batch.data_ptr(), batch.shape, batch.stride())
+        return same and batch._version == self.version
 
 
 @dataclass

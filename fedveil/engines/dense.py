@@ -119,7 +119,8 @@ def _walk(
         if plan.proximal:
             slope = slope + plan.proximal * (leaf - start[name])
         if plan.momentum:
-            slope = velocity[name].mul_(plan.momentum).add_(slope) if name in velocity else slope
+            last = velocity.get(name)
+            slope = slope.clone() if last is None else last.mul_(plan.momentum).add_(slope)
             velocity[name] = slope
         rate = rates.view(-1, *[1] * (leaf.dim() - 1))
         if all_walk:

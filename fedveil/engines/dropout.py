@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from fedveil.errors import UserError
 from fedveil.random.streams import Key, stream
 
 LEVELS = 2**24  # the resolution of p
@@ -76,6 +77,8 @@ class Masks:
         call, self.calls = self.calls, self.calls + 1
         if self.seeds.dim() == 1:
             return _hashed(self.seeds, call, math.prod(shape)).reshape(shape)
+        if self._known(call) == shape:  # nothing of one example, such as a weight: one for the step
+            return _hashed(self.seeds[0], call, math.prod(shape)).reshape(shape)
         axis, one = self._axis(call, shape)
         each = _hashed(self.seeds, call, math.prod(one)).reshape(-1, *one)
         return each.movedim(0, axis).reshape(shape)
@@ -83,7 +86,7 @@ class Masks:
     def _axis(self, call: int, shape: torch.Size) -> tuple[int, list[int]]:
         """The axis of the batch, and the shape of one example."""
         count = len(self.seeds)
-        known = self.single[call] if self.single and call < len(self.single) else None
+        known = self._known(call)
         if known is not None and len(known) == len(shape):
             pairs = list(zip(shape, known, strict=True))
             grown = [axis for axis, (size, one) in enumerate(pairs) if size == count * one]
@@ -91,9 +94,15 @@ class Masks:
                 return grown[0], list(known)
         if shape and shape[0] % count == 0:
             return 0, [shape[0] // count, *shape[1:]]
-        raise RuntimeError(
-            f"dropout of shape {list(shape)} does not have the batch of {count} as an axis"
+        raise UserError(
+            f"The model drops entries of a tensor of shape {list(shape)}, in which the {count} "
+            "examples of a batch have no axis of their own. Use dropout on tensors whose first "
+            "axis is the batch."
         )
+
+    def _known(self, call: int) -> torch.Size | None:
+        """The shape that one example has in a call."""
+        return self.single[call] if self.single and call < len(self.single) else None
 
 
 @dataclass

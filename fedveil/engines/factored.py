@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.interception import ForwardCost, Interception, Work
-from fedveil.engines.stores import Decayed, Pace, Store
+from fedveil.engines.stores import LARGEST, SMALLEST, Decayed, Pace, Store
 from fedveil.engines.task import Task
 from fedveil.engines.updates import DenseUpdates, Group, Updates
 
@@ -98,6 +98,12 @@ def _stores(work: Work, pace: Pace) -> Iterator[Store]:
         yield found.get(name) or Decayed(leaf, pace.gamma)
 
 
+def _in_range(scale: Tensor) -> Tensor:
+    """Scales with which no factor over- or underflows: never larger, and zero if too small."""
+    size = torch.where(scale.abs() >= SMALLEST, scale.abs().clamp_max(LARGEST), 0.0)
+    return size.copysign(scale)
+
+
 class FactoredUpdates:
     """The differences y_i − x, parameter by parameter, times a scalar."""
 
@@ -125,9 +131,10 @@ class FactoredUpdates:
 
     def weighted_sum(self, scale: Tensor) -> Tensor:
         """Σ scale_i·u_i over the updates whose scale is not 0."""
-        used = torch.nonzero(scale).flatten()
-        weights = (scale[used] * self._scale).float()
-        return torch.cat([store.weighted_sum(weights, used) for store in self._stores])
+        weights = _in_range(scale * self._scale)
+        used = torch.nonzero(weights).flatten()
+        each = weights[used].float()
+        return torch.cat([store.weighted_sum(each, used) for store in self._stores])
 
     def rows(self) -> Tensor:
         """The updates as rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fedveil.engines.updates import Group
 from fedveil.parts.local import LocalPlan
 
 SMALL = 2**16  # numbers of a parameter that every example may get a copy of
+DETACHING = (torch.detach, torch.Tensor.detach)
 
 
 @dataclass
@@ -34,7 +36,7 @@ class Work:
     names: dict[int, str]  # the module's parameter names, by id
     start: Parameters  # their values in this round
     clients: int
-    repeated: bool  # whether every step has the same inputs
+    repeated: bool  # whether every step has the same inputs, and so what follows from them alone
     layers: dict[str, Layer] = field(default_factory=dict)
     claimed: set[str] = field(default_factory=set)  # vectors that belong to a layer
     anchor: Tensor = field(default_factory=lambda: torch.zeros(()))  # of the mapped client
@@ -78,9 +80,9 @@ class Work:
         answers: Tensor = vmap(alone)(inputs, anchors, *([] if seeds is None else [seeds]))
         return answers
 
-    def count(self, func: Any, args: Any, output: Tensor) -> None:
-        """Add the cost of one use of a parameter."""
-        looked_at = LOOKING_AT[func](args) if func in LOOKING_AT else 1
+    def count(self, func: Any, given: dict[str, Any], output: Tensor) -> None:
+        """Add the cost of one use of a parameter; arguments are given by name."""
+        looked_at = LOOKING_AT[func](given) if func in LOOKING_AT else 1
         patches = output[:, 0].numel() * looked_at if func in PATCHING else 0
         self.numbers += output.numel() + patches
         self.products += output.numel() * looked_at
@@ -136,8 +138,13 @@ class Interception(TorchFunctionMode):
             output = handler(Placed(self.work, self.pace), *args, **kwargs)
             if output is not NotImplemented:
                 if self.counting:
-                    self.work.count(func, args, output)
+                    given = signature(handler).bind(None, *args, **kwargs).arguments
+                    self.work.count(func, given, output)
+                elif not torch.is_grad_enabled():  # an input without gradient may still change
+                    self.work.repeated = False
                 return output
+        if func in DETACHING:
+            self.work.repeated = False
         if rewritable(func, args, kwargs):
             with self:
                 return rewritten(func, args, kwargs, self.work.masks)

@@ -14,7 +14,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from fedveil.engines.convolution import ConvLayer, GroupedConvLayer, Window
-from fedveil.engines.layers import LinearLayer, ScaleLayer, TurnedLayer, WholeLayer, applied
+from fedveil.engines.layers import (
+    LinearLayer,
+    ScaleLayer,
+    Shift,
+    TurnedLayer,
+    WholeLayer,
+    applied,
+)
 from fedveil.engines.stores import Pace
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ def _linear(mode: Placed, input: Tensor, weight: Tensor, bias: Tensor | None = N
     name = mode.work.name_of(weight)
     if name is None:
         return _shifted(mode, F.linear(input, weight), bias, input.dim() - 1)
+    if input.dim() == 1:  # a single example
+        return _linear(mode, input[None], weight, bias)[0]
     if isinstance(mode.work.layers.get(name), WholeLayer):
         product = applied(mode.work.whole(name).multiplied(), input, mode.work.anchor)
         return _shifted(mode, product, bias, input.dim() - 1)
@@ -58,11 +67,16 @@ def _product(
     layer = work.layers[name]
     if type(layer) is not kind:
         raise NotServedError(f"{name} is shared by two kinds of operations")
-    trained = work.name_of(bias)
-    if trained != (None if layer.bias is None else layer.bias.name):
-        raise NotServedError(f"{name} is used with two different biases")
+    _refuse_others(mode, name, (layer.bias, bias))
     output = applied(layer.use(mode.pace), input, work.anchor)
-    return output if bias is None or trained is not None else output + bias
+    return output if bias is None or layer.bias is not None else output + bias
+
+
+def _refuse_others(mode: Placed, name: str, *pairs: tuple[Shift | None, Tensor | None]) -> None:
+    """Refuse a layer whose vectors are not those of this use."""
+    for own, given in pairs:
+        if mode.work.name_of(given) != (None if own is None else own.name):
+            raise NotServedError(f"{name} is used with two different biases or scales")
 
 
 def _matmul(mode: Placed, input: Any, other: Any, bias: Tensor | None = None) -> Any:
@@ -73,6 +87,11 @@ def _matmul(mode: Placed, input: Any, other: Any, bias: Tensor | None = None) ->
     if input.dim() < 2:
         return NotImplemented
     return _product(mode, TurnedLayer, name, mode.work.start[name].T, input, bias)
+
+
+def _mm(mode: Placed, input: Any, mat2: Any) -> Any:
+    """The same, where torch calls W by another name."""
+    return _matmul(mode, input, mat2)
 
 
 def _addmm(
@@ -97,7 +116,7 @@ def _conv1d(
     """A convolution of images of height 1."""
     if mode.work.name_of(weight) is None:
         output = F.conv1d(input, weight, None, stride, padding, dilation, groups)
-        return _shifted(mode, output, bias, 1)
+        return _shifted(mode, output, bias, input.dim() - 2)
     row = [(1, _pair(x)[1]) for x in (stride, dilation)]
     beside = padding if isinstance(padding, str) else (0, _pair(padding)[1])
     flat = _conv2d(mode, input[..., None, :], weight, bias, row[0], beside, row[1], groups)
@@ -117,7 +136,9 @@ def _conv2d(
     name = mode.work.name_of(weight)
     if name is None:
         output = F.conv2d(input, weight, None, stride, padding, dilation, groups)
-        return _shifted(mode, output, bias, 1)
+        return _shifted(mode, output, bias, input.dim() - 3)
+    if input.dim() == 3:  # a single image
+        return _conv2d(mode, input[None], weight, bias, stride, padding, dilation, groups)[0]
     shared = mode.work.start[name]
     shared = shared if shared.dim() == 4 else shared[:, :, None]  # of a one-dimensional convolution
     window = Window(_pair(shared.shape[2:]), _pair(stride), _pair(dilation))
@@ -133,6 +154,7 @@ def _conv2d(
     layer = mode.work.layers[name]
     if not isinstance(layer, ConvLayer | GroupedConvLayer) or layer.window != window:
         raise NotServedError(f"{name} is used in two different ways")
+    _refuse_others(mode, name, (layer.bias, bias))
     use = layer.use() if isinstance(layer, GroupedConvLayer) else layer.use(mode.work.source)
     output = applied(use, images, mode.work.anchor)
     return output + bias[:, None, None] if bias is not None and layer.bias is None else output
@@ -164,9 +186,7 @@ def _embedding(
         return F.embedding(input, weight, padding_idx, max_norm, norm_type)
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise NotServedError(f"{name} is an embedding with a maximum norm or special gradients")
-    none = padding_idx is None or padding_idx == -1  # torch's own call of F.embedding says −1
-    use = mode.work.whole(name).looked_up(None if none else padding_idx)
-    return applied(use, input, mode.work.anchor)
+    return applied(mode.work.whole(name).looked_up(padding_idx), input, mode.work.anchor)
 
 
 def _group_norm(
@@ -240,6 +260,7 @@ def _scaled(
     layer = mode.work.layers[name]
     if not isinstance(layer, ScaleLayer):
         raise NotServedError(f"{name} is shared by two kinds of operations")
+    _refuse_others(mode, name, (layer.scale, weight), (layer.shift, bias))
     return applied(layer.use(axis), normal, mode.work.anchor)
 
 
@@ -271,18 +292,18 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     F.conv1d: _conv1d,
     torch.addmm: _addmm,
     torch.matmul: _matmul,
-    torch.mm: _matmul,
+    torch.mm: _mm,
     torch.Tensor.matmul: _matmul,
-    torch.Tensor.mm: _matmul,
+    torch.Tensor.mm: _mm,
     torch.Tensor.__matmul__: _matmul,
 }
-# Numbers that each output looks at, from the arguments of the operation
+# Numbers that each output looks at, from the arguments of the handler
 LOOKING_AT: dict[Any, Callable[[Any], int]] = {
-    F.linear: lambda args: args[1].shape[-1],
-    F.conv2d: lambda args: args[1][0].numel(),
-    F.conv1d: lambda args: args[1][0].numel(),
-    torch.addmm: lambda args: args[2].shape[0],
-    torch.matmul: lambda args: args[1].shape[0],
-    torch.Tensor.__matmul__: lambda args: args[1].shape[0],
+    F.linear: lambda given: given["weight"].shape[-1],
+    F.conv2d: lambda given: given["weight"][0].numel(),
+    F.conv1d: lambda given: given["weight"][0].numel(),
+    torch.addmm: lambda given: given["mat2"].shape[0],
+    torch.matmul: lambda given: given["other"].shape[0],
+    torch.Tensor.__matmul__: lambda given: given["other"].shape[0],
 }
 PATCHING = (F.conv1d, F.conv2d)

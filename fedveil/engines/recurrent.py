@@ -62,7 +62,7 @@ def unrolled(func: Any, args: Sequence[Any]) -> tuple[Tensor, ...]:
     """The result of the recurrence: outputs, then the final states."""
     inputs, start, weights, biased, layers, dropout, training, both_ways, batch_first = args
     x = inputs if batch_first else inputs.transpose(0, 1)
-    first = start if isinstance(start, tuple) else (start,)
+    first = tuple(start) if isinstance(start, list | tuple) else (start,)
     each = 4 if biased else 2
     ends: list[States] = []
     for layer in range(layers):

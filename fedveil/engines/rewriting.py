@@ -33,7 +33,7 @@ def rewritable(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     if func is F.multi_head_attention_forward:
         return kwargs.get("static_k") is None and kwargs.get("static_v") is None
     if func is F.group_norm:
-        return bool(args[0].dim() > 3)
+        return bool((args[0] if args else kwargs["input"]).dim() > 3)
     if func is F.embedding_bag:
         return _plain_bag(args, kwargs)
     return func in DROPOUTS or func is F.scaled_dot_product_attention or unrollable(func, args)
@@ -52,8 +52,12 @@ def rewritten(func: Any, args: Any, kwargs: dict[str, Any], masks: Masks | None)
     if func is F.embedding_bag:
         return _bagged(args, kwargs)
     if func is F.group_norm:  # vmap refuses images of 1×1
-        return F.group_norm(args[0].flatten(2), *args[1:], **kwargs).reshape(args[0].shape)
+        return _flat_norm(*args, **kwargs)
     return unrolled(func, args)
+
+
+def _flat_norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return F.group_norm(input.flatten(2), *args, **kwargs).reshape(input.shape)
 
 
 def _bag(args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

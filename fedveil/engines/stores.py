@@ -145,7 +145,7 @@ class Written:
 
     def finished(self, pace: Pace) -> Rows:
         """Δ_i, after the last step."""
-        return Rows(self._own().sub_(self.shared).flatten(1))
+        return Rows(self._own().sub_(self.shared).reshape(self.clients, -1))
 
 
 @dataclass
@@ -310,22 +310,31 @@ class Factors:
         return Rows(self.rows()) if worth_writing(self.rank, self.shared) else self
 
     def squares(self) -> Tensor:
-        """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², plus a bound on its rounding error."""
+        """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², enlarged by what rounding may add to a message.
+
+        docs/privacy.md, "The bound in floating point".
+        """
         a, g = self.scaled()
-        length = (lengths(a) * lengths(g)).sum(dim=1)
+        inputs, slopes = lengths(a), lengths(g)
+        length = (inputs * slopes).sum(dim=1)
         decayed = self.gamma is not None and bool((self.gamma != 0).any())
         if self.rank == 1 and not decayed:
-            return length.square() * (1 + ROUNDING)
-        a, g = a.double(), g.double()  # float32 errors would exceed the margin of a bound
-        products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
-        total = products.sum(dim=(1, 2))
+            total = length.square()
+        else:
+            a, g = a.double(), g.double()  # float32 errors would exceed the margin of a bound
+            products = torch.bmm(a, a.transpose(1, 2)) * torch.bmm(g, g.transpose(1, 2))
+            total = products.sum(dim=(1, 2))
         if self.gamma is not None and decayed:
             gamma, size = self.gamma.double(), self.shared.double().norm()
             crossed = ((a @ self.shared.double().T) * g).sum(dim=(1, 2))
             total = total + 2 * gamma * crossed + gamma.square() * size.square()
             length = length + gamma.abs() * size
-        longest: Tensor = total.clamp_min(0) + ROUNDING * length.square()
-        return longest
+        exact = (total.clamp_min(0) + ROUNDING * length.square()).sqrt()
+        lost = (self.rank + 4) * PRODUCT * length
+        small = UNDERFLOW * len(self.shared) ** 0.5 * inputs.sum(dim=1)
+        longest = torch.where(length == 0, 0.0, exact + lost + small).square()
+        bounded: Tensor = torch.where(slopes.amax(dim=1) <= LARGEST, longest, torch.inf)
+        return bounded
 
     def weighted_sum(self, scale: Tensor, used: Tensor) -> Tensor:
         """One product of all factors: Σ_i s_i·G_iᵀA_i."""
@@ -390,3 +399,6 @@ def worth_writing(rank: int, weight: Tensor) -> bool:
 
 
 ROUNDING = 2.0**-32  # of float64 sums of up to 2²⁰ products, relative to the norms in them
+PRODUCT = 2.0**-23  # at least the error of a float32 product of factors, for each of them
+SMALLEST, LARGEST = 2.0**-60, 2.0**60  # of the scales that multiply factors
+UNDERFLOW = 2.0**-66  # 2⁻¹²⁶, below which float32 loses digits, over the smallest scale

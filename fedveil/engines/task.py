@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from fedveil.errors import UserError
 from fedveil.models.loss import Loss
 from fedveil.models.losses import as_loss
 from fedveil.models.outputs import logits_of
-from fedveil.models.side_effects import Footprint
+from fedveil.models.side_effects import Footprint, draws
 from fedveil.threads import one_thread_each
 
 Parameters = dict[str, Tensor]
@@ -118,7 +118,7 @@ class Task:
             with self.local_steps(self._fixed_masks(probe)):
                 answers.append(self.outputs(self.at(x), probe))
         for part in [*self.module.state_dict().values(), x, *answers]:
-            digest.update(part.detach().contiguous().numpy().tobytes())
+            digest.update(part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
     def unflatten(self, flat: Tensor) -> Parameters:
@@ -180,7 +180,7 @@ class Task:
         """A module's loss on examples and its gradient, with equal weights, on one thread."""
         leaves = {name: leaf.requires_grad_() for name, leaf in self.at(x).items()}
         inputs, labels = (
-            column[:].to(self.device) for column in (examples.inputs, examples.labels)
+            column[:].to(self.device, copy=True) for column in (examples.inputs, examples.labels)
         )
         masks = self._fixed_masks(inputs)
         with one_thread_each(), torch.enable_grad(), self.local_steps(masks, module):
@@ -204,17 +204,38 @@ class Task:
             self._dropouts[facts] = self._recorded(zeros)
         return self._dropouts.get(facts, [])
 
-    @torch.no_grad()
     def _recorded(self, inputs: Tensor) -> list[torch.Size]:
-        module, _ = self.here()
         recorded = Recorded(torch.zeros(2, dtype=torch.int32, device=inputs.device))
         try:
-            with self.local_steps(recorded):
-                self.called(module, inputs)
-        except (RuntimeError, ValueError, IndexError):
+            random = draws(lambda: self._trained_on(inputs, recorded, self._training))
+        except Exception:  # a user's own module may raise anything
             if len(inputs) == 1:  # some modules need several examples
                 return self._recorded(torch.cat([inputs, inputs]))
-        return recorded.shapes
+            return recorded.shapes
+        found = list(recorded.shapes)
+        if random and not draws(lambda: self._trained_on(inputs, recorded, ())):
+            self._refuse_random_layer(inputs, recorded)
+        return found
+
+    @torch.no_grad()
+    def _trained_on(self, inputs: Tensor, masks: Masks, training: tuple[str, ...]) -> None:
+        """Call the module with these submodules in training mode."""
+        module, _ = self.here()
+        with Rewriting(masks), _in_training(module, training):
+            self.called(module, inputs)
+
+    def _refuse_random_layer(self, inputs: Tensor, masks: Masks) -> None:
+        """Name the innermost layer that draws random numbers of its own in training mode."""
+        for name in reversed(self._training):
+            if draws(partial(self._trained_on, inputs, masks, (name,))):
+                break
+        kind = type(self.module.get_submodule(name)).__name__
+        layer = f"Layer '{name}' ({kind})" if name else f"The model {kind}"
+        raise UserError(
+            f"{layer} draws from a global random generator in training mode, which "
+            "would depend on other clients. Use torch's dropout on tensors, which draws from the "
+            "client's own stream, or put this layer into evaluation mode with .eval()."
+        )
 
     @contextmanager
     def local_steps(self, masks: Masks | None, module: nn.Module | None = None) -> Iterator[None]:
@@ -231,15 +252,8 @@ class Task:
     @contextmanager
     def in_training(self, module: nn.Module | None = None) -> Iterator[None]:
         """Training mode for the submodules that were given in it."""
-        module = self.here()[0] if module is None else module
-        parts = [module.get_submodule(name) for name in self._training]
-        for part in parts:
-            part.training = True
-        try:
+        with _in_training(self.here()[0] if module is None else module, self._training):
             yield
-        finally:
-            for part in parts:
-                part.training = False
 
     def _fixed_masks(self, inputs: Tensor) -> Masks | None:
         """The same masks for the same number of examples, to compare answers of the module."""
@@ -286,13 +300,27 @@ class Task:
         loss = right = 0.0
         for start in range(0, len(examples), batch):
             some = slice(start, start + batch)
-            inputs, labels = (c[some].to(self.device) for c in (examples.inputs, examples.labels))
+            inputs = examples.inputs[some].to(self.device, copy=True)  # a module may write to it
+            labels = examples.labels[some].to(self.device)
             outputs = self.outputs(parameters, inputs)
             loss += float(self.loss_of_examples(outputs, labels).sum())
             hits = self.loss_of_examples.correct(outputs, labels)
             right += math.nan if hits is None else float(hits.sum())
         count = len(examples)
         return loss / count, right / count
+
+
+@contextmanager
+def _in_training(module: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+    """Training mode for the submodules of these names."""
+    parts = [module.get_submodule(name) for name in names]
+    for part in parts:
+        part.training = True
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.training = False
 
 
 def _copied(module: nn.Module) -> nn.Module:

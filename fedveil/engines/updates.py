@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import repeat
 from typing import Protocol
 
 import numpy as np
@@ -137,9 +136,18 @@ class Group:
         rows, weights = self.plan.positions(starts)
         times = self.plan.steps if self.plan.repeated else 1
         for mine, shares in zip(rows, weights, strict=True):
-            parts = taken(self.data.inputs, mine), taken(self.data.labels, mine), shares
-            inputs, labels, shares = (self._placed(part) for part in parts)
-            yield from repeat((inputs, labels, shares), times)
+            batch, version = None, 0
+            for _ in range(times):
+                if batch is None or batch[0]._version != version:  # a module has written to it
+                    batch = self._batch(mine, shares)
+                    version = batch[0]._version
+                yield batch
+
+    def _batch(self, rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The examples of a step, where they are needed."""
+        parts = taken(self.data.inputs, rows), taken(self.data.labels, rows), weights
+        inputs, labels, shares = (self._placed(part) for part in parts)
+        return inputs, labels, shares
 
     def together(self) -> tuple[Tensor, Tensor, Tensor]:
         """All examples of these clients: inputs [n, …], labels [n, …], and each client's start."""

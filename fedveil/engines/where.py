@@ -44,6 +44,26 @@ KNOWN = (
         "Define setup_context, and set generate_vmap_rule = True",
     ),
     (
+        "does not require grad",
+        "its outputs have no gradient",
+        "Return numbers computed from the parameters, without .detach() or argmax",
+    ),
+    (
+        "leaf Variable that requires grad is being used in an in-place|being modified inplace",
+        "it writes to a parameter",
+        "Compute a new tensor instead",
+    ),
+    (
+        "not implemented for sparse tensors",
+        "it has sparse gradients",
+        "Use sparse=False",
+    ),
+    (
+        "deepcopy protocol",
+        "an attribute is a tensor that was computed from parameters",
+        "Use torch.nn.utils.parametrizations, such as their weight_norm",
+    ),
+    (
         r"batching rule for aten::_*(?P<name>\w+)",
         "torch.func.vmap does not support {name}",
         "Use other operations",

@@ -8,12 +8,16 @@ module has written.
 
 from __future__ import annotations
 
+import dis
+import functools
 import hashlib
 import random
 import sys
+import sysconfig
 import types
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +29,10 @@ from torch import Tensor, nn
 from fedveil.errors import UserError
 
 LIBRARIES = frozenset({"torch", "numpy", "fedveil", *sys.stdlib_module_names} - {"__main__"})
+INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "IMPORT_FROM")  # instructions of Python
 SCALARS = (
-    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, type),
+    *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
     *(types.GenericAlias, types.UnionType),  # annotations, which nothing can write to
 )
 
@@ -42,7 +48,7 @@ class Footprint:
         """Footprint of a module whose parameters with these names are replaced at every call."""
         own = {id(module.get_parameter(name)) for name in replaced}
         found: dict[str, list[object]] = {}
-        for place, value in _Walk(own).visit("", module):
+        for place, value in _Walk(own).everything(module):
             found.setdefault(place, []).append(value)
         return cls(found)
 
@@ -58,6 +64,23 @@ class Footprint:
                 )
 
 
+def refuse_parameters_of_others(module: nn.Module) -> None:
+    """Refuse a module that reaches trained parameters which are not its own.
+
+    A copy of such a module computes with those of the original, and its own are never trained.
+    """
+    walk, own = _Walk(set()), {id(leaf) for leaf in module.parameters()}
+    deque(walk.everything(module), maxlen=0)
+    for place, leaf in walk.visited:
+        if isinstance(leaf, nn.Parameter) and leaf.requires_grad and id(leaf) not in own:
+            raise UserError(
+                f"The model {type(module).__name__} computes with the parameter "
+                f"'{place.lstrip('.')}', which is not among its own and would not be trained. "
+                "Replace functions that refer to the model, such as lambdas over self, by methods. "
+                "Make other layers submodules, or freeze them with requires_grad_(False)."
+            )
+
+
 @contextmanager
 def refusing_randomness(module: nn.Module) -> Iterator[None]:
     """Refuse a module that draws from a global random generator within this context.
@@ -66,14 +89,26 @@ def refusing_randomness(module: nn.Module) -> Iterator[None]:
     """
     before = _generators()
     yield
-    for (name, was), (_, now) in zip(before, _generators(), strict=True):
-        if was != now:
-            raise UserError(
-                f"The model {type(module).__name__} draws from {name}'s global random generator "
-                "when it is called, so one client's update would depend on the clients before it. "
-                "Use torch's dropout layers, which draw from the client's own stream, or put other "
-                "random layers into evaluation mode."
-            )
+    if name := _moved(before):
+        raise UserError(
+            f"The model {type(module).__name__} draws from {name}'s global random generator "
+            "when it is called, so one client's update would depend on the clients before it. "
+            "Use torch's dropout layers, which draw from the client's own stream, or put other "
+            "random layers into evaluation mode."
+        )
+
+
+def draws(call: Callable[[], object]) -> bool:
+    """Whether a call draws from a global random generator."""
+    before = _generators()
+    call()
+    return bool(_moved(before))
+
+
+def _moved(before: list[tuple[str, object]]) -> str:
+    """The name of a generator that has drawn since; empty if none has."""
+    pairs = zip(before, _generators(), strict=True)
+    return next((name for (name, was), (_, now) in pairs if was != now), "")
 
 
 def _generators() -> list[tuple[str, object]]:
@@ -99,7 +134,28 @@ class _Walk:
 
     def __init__(self, ignored: set[int]) -> None:
         self._seen, self._replaced = set(ignored), frozenset(ignored)
-        self._alive: list[object] = []  # keeps objects alive, so that no id is reused
+        self.visited: list[tuple[str, object]] = []  # keeps objects alive: no id is reused
+        self._classes: set[int] = set()  # whose contents were visited
+        self._modules: list[types.ModuleType] = []  # of the user's own code
+        self._attributes: set[str] = set()  # that the code names, of whatever object
+
+    def everything(self, start: nn.Module) -> Iterator[tuple[str, object]]:
+        """(path, content) for a module and all that its code can reach by name."""
+        yield from self.visit("", start)
+        done: set[tuple[int, str]] = set()
+        while named := self._named() - done:
+            done |= named
+            for place, name in sorted(named):
+                module = self._modules[place]
+                yield from self.visit(f"{module.__name__}.{name}", vars(module)[name])
+
+    def _named(self) -> set[tuple[int, str]]:
+        """Attributes of the user's modules that occur in the code."""
+        return {
+            (place, name)
+            for place, module in enumerate(self._modules)
+            for name in self._attributes & vars(module).keys()
+        }
 
     def visit(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
         """(path, content) for a value and everything it holds."""
@@ -109,7 +165,7 @@ class _Walk:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
-        self._alive.append(value)
+        self.visited.append((path, value))
         if isinstance(value, Tensor):
             yield path, (id(value), _digest(value))
         elif isinstance(value, np.ndarray):
@@ -122,14 +178,24 @@ class _Walk:
             yield path, (id(value), len(value))
             for position, item in enumerate(value):
                 yield from self.visit(f"{path}[{position}]", item)
+        elif isinstance(value, type):
+            yield path, id(value)
+            if _own(sys.modules.get(value.__module__)):
+                yield from self._class(path, value)
         elif isinstance(value, nn.Module):
             yield from self._module(path, value)
         elif isinstance(value, types.MethodType):
             yield from self.visit(path, value.__func__)
             yield from self.visit(path, value.__self__)
+        elif isinstance(value, (classmethod, staticmethod, property)):
+            inner = value.fget if isinstance(value, property) else value.__func__
+            yield from self.visit(path, inner)
         elif isinstance(value, types.FunctionType):
-            yield from self._function(path, value, None)
-        elif not isinstance(value, (types.ModuleType, types.BuiltinFunctionType)):
+            yield from self._function(path, value)
+        elif isinstance(value, types.ModuleType):
+            if _own(value):
+                self._modules.append(value)
+        elif not isinstance(value, types.BuiltinFunctionType):
             yield from self._other(path, value)
 
     def _module(self, path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
@@ -161,17 +227,16 @@ class _Walk:
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, object]]:
         """The state of a user's class shared by its objects, and what its `forward` uses."""
         for owner in kind.__mro__:
-            if _of_library(owner) or owner is object:
+            if _of_library(owner) or owner is object or id(owner) in self._classes:
                 continue
+            self._classes.add(id(owner))
             for name, value in vars(owner).items():
                 if isinstance(value, types.FunctionType):
-                    yield from self._function(f"{path}.{name}", value, owner)
+                    yield from self._function(f"{path}.{name}", value)
                 elif not name.startswith("__"):
                     yield from self.visit(f"{path}.{name}", value)
 
-    def _function(
-        self, path: str, function: types.FunctionType, owner: type | None
-    ) -> Iterator[tuple[str, object]]:
+    def _function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, object]]:
         """The closure, defaults and attributes of a function, and the globals it names."""
         if _of_library(function):
             return
@@ -184,9 +249,13 @@ class _Walk:
         yield from self.visit(f"{path}, defaults", function.__defaults__)
         yield from self.visit(f"{path}, defaults", function.__kwdefaults__)
         yield from self.visit(path, vars(function))
-        for name in _names(function.__code__):
+        code = _Named.by(function.__code__)
+        self._attributes |= code.attributes
+        for name in code.variables:
             if name in function.__globals__:
                 yield from self.visit(f"global {name}", function.__globals__[name])
+        for name in code.imports & sys.modules.keys():
+            yield from self.visit(name, sys.modules[name])
 
     def _cell(self, path: str, cell: types.CellType) -> Iterator[tuple[str, object]]:
         try:
@@ -205,10 +274,38 @@ class _Walk:
         yield from self._class(path, type(value))
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and its inner functions look up."""
-    inner = (part for part in code.co_consts if isinstance(part, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+@dataclass(frozen=True)
+class _Named:
+    """The names in the code of a function and its inner functions."""
+
+    variables: frozenset[str]  # outside the function
+    attributes: frozenset[str]
+    imports: frozenset[str]  # of modules
+
+    @classmethod
+    @functools.cache
+    def by(cls, code: types.CodeType) -> _Named:
+        """Found by kind of instruction."""
+        seen = [(step.opname, step.argval) for step in _instructions(code)]
+        return cls(
+            frozenset(name for kind, name in seen if kind in ("LOAD_GLOBAL", "LOAD_NAME")),
+            frozenset(name for kind, name in seen if kind in ATTRIBUTES),
+            frozenset(name for kind, name in seen if kind == "IMPORT_NAME"),
+        )
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for part in code.co_consts:
+        if isinstance(part, types.CodeType):
+            yield from _instructions(part)
+
+
+def _own(module: types.ModuleType | None) -> bool:
+    """Whether a module is a user's own file, and not of an installed package."""
+    if module is None or module.__name__.partition(".")[0] in LIBRARIES:
+        return False
+    return not (getattr(module, "__file__", None) or "").startswith(INSTALLED)
 
 
 def _of_library(thing: Any) -> bool:
@@ -230,6 +327,9 @@ def _state(value: Any) -> object:
         return value.get_state().numpy().tobytes()
     if isinstance(value, types.GeneratorType):
         return getattr(value.gi_frame, "f_lasti", None)
+    if isinstance(value, functools._lru_cache_wrapper) and not _of_library(value):
+        size: Any = value.cache_info()
+        return size.misses, size.currsize
     if hasattr(value, "__dict__"):
         return None
     try:

@@ -58,7 +58,7 @@ def _confusion(task: Task, parameters: Parameters, data: Federated) -> list[list
     counts = torch.zeros(data.classes * data.classes, dtype=torch.int64)
     for start in range(0, len(data.test), BATCH):
         batch = slice(start, start + BATCH)
-        inputs = data.test.inputs[batch].to(task.device)
+        inputs = data.test.inputs[batch].to(task.device, copy=True)
         answers = task.outputs(parameters, inputs).argmax(-1).cpu()
         labels = data.test.labels[batch]
         pairs = (labels * data.classes + answers)[task.loss_of_examples.counted(labels)]

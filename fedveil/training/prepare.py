@@ -32,6 +32,7 @@ from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
 from fedveil.models.loss import Loss
 from fedveil.models.losses import LOSSES, Function, Own, as_loss, target_of
+from fedveil.models.side_effects import refuse_parameters_of_others
 from fedveil.parts.local import Local
 from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
 from fedveil.privacy.guarantee import units
@@ -301,11 +302,27 @@ def make_task(model: str | nn.Module, data: Federated, seed: int, loss: Loss | N
     if isinstance(model, str):
         module = build(model, data, torch_generator(seed, "model"))
     else:
-        module = copy.deepcopy(model)  # leaves the caller's module untrained for a second run
+        module = _copied(model)
     refuse_unfit(module)
+    refuse_parameters_of_others(module)
     task = Task(module, data.loss, data.layout, loss)
     _check_fit(task, data)
     return task
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy, which leaves the caller's module untrained for a second run."""
+    try:
+        module = copy.deepcopy(model)
+    except Exception as problem:  # an attribute may be anything
+        raise UserError(
+            f"The model {type(model).__name__} cannot be copied: {explained(problem)}. Remove "
+            "attributes that Python cannot copy, such as locks, generators and modules."
+        ) from problem
+    for part in module.modules():
+        if isinstance(part, nn.TransformerEncoder):  # its nested tensors suit one engine only
+            part.enable_nested_tensor = part.use_nested_tensor = False
+    return module
 
 
 def _scores(

@@ -105,7 +105,7 @@ def answers(task: Task, x: Tensor, data: Federated) -> Answers:
 
 
 def _affordable(task: Task, x: Tensor, test: Examples) -> int:
-    one = task.outputs(task.at(x), test.inputs[:1].to(task.device)).numel()
+    one = task.outputs(task.at(x), test.inputs[:1].to(task.device, copy=True)).numel()
     return max(1, MOST_NUMBERS // max(1, one))
 
 

@@ -13,20 +13,23 @@ from torch import Tensor, nn
 
 import fedveil as fv
 from fedveil import algorithms
-from fedveil.engines import interception
+from fedveil.engines import factored, interception, stores
+from fedveil.engines import isolation as trying
 from fedveil.engines import task as tasks
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
 from fedveil.models import side_effects
+from fedveil.parts.bound import Clip, Normalize
 from fedveil.training import prepare as preparing
 from fedveil.training import run as training
 from fedveil.training import settings
 from fedveil.training import start as starting
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.engines import test_factored as messages
 from tests.unit.engines import test_isolation as isolation
-from tests.unit.engines.test_isolation import MIXING, STATEFUL, Mixing, people, rows
+from tests.unit.engines.test_isolation import MIXING, OF_TOKENS, STATEFUL, Mixing, people, rows
 
 RECIPE = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
 
@@ -105,6 +108,14 @@ def check_recipe_toml() -> None:
     assert asked.engine.name not in text, "recipe.toml tells which engine was quickest"
 
 
+def check_extremes(case: int) -> None:
+    """The message of an update at the limits of float32 is finite and no longer than the bound."""
+    for kind in (Clip, Normalize):
+        messages.test_messages_of_extreme_updates_are_finite_and_keep_the_bound(
+            kind, *messages.EXTREMES[case]
+        )
+
+
 def all_rows_together(self: interception.Work, inputs: Tensor, seeds: object = None) -> Tensor:
     """The module sees all clients' rows as one batch."""
     self.anchor = torch.zeros((), requires_grad=True)
@@ -142,6 +153,52 @@ MUTATIONS = [
         line(side_effects._Walk, "_function", ("if name in function.__globals__", "if False")),
         "check_refused",
         lambda: check_refused("global"),
+    ),
+    Mutation(
+        "other modules are not looked into",
+        line(side_effects._Walk, "visit", ("self._modules.append(value)", "pass")),
+        "check_refused",
+        lambda: check_refused("table in another module"),
+    ),
+    Mutation(
+        "caches of functions are not looked at",
+        line(side_effects, "_state", ("size.misses, size.currsize", "None")),
+        "check_refused",
+        lambda: check_refused("table in a cache"),
+    ),
+    Mutation(
+        "all synthetic tokens are equal",
+        line(trying, "made_up", ("inputs.random_(int(low), int(high) + 1", "inputs.random_(1")),
+        "check_mixing",
+        lambda: isolation.test_mixing_is_found_in_models_of_tokens(OF_TOKENS["centered"]),
+    ),
+    Mutation(
+        "updates that are not finite count as equal",
+        line(
+            trying, "_agree", ("True if bool((sound & (crowd.sizes > 1)).any()) else None", "True")
+        ),
+        "check_mixing",
+        isolation.test_mixing_is_found_where_only_positive_numbers_have_gradients,
+    ),
+    Mutation(
+        "the rounding of products of factors is left out of a norm",
+        line(stores.Factors, "squares", ("exact + lost + small", "exact + small")),
+        "check_cancelling",
+        lambda: messages.test_a_message_of_factors_that_cancel_keeps_the_bound(
+            *messages.CANCELLING[-1]
+        ),
+    ),
+    Mutation(
+        "scales leave the range in which factors keep their digits",
+        returning(factored, "_in_range", lambda scale: scale),
+        "check_extremes",
+        lambda: check_extremes(2),
+    ),
+    Mutation(
+        "what underflows in products of factors is left out of a norm",
+        line(stores.Factors, "squares", ("exact + lost + small", "exact + lost")),
+        "check_extremes",
+        lambda: check_extremes(3),
     ),
     Mutation(
         "global randomness is not noticed",

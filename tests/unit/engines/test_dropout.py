@@ -221,3 +221,70 @@ def test_other_randomness_is_still_refused() -> None:
     module = nn.Sequential(nn.Dropout(0.1), nn.RReLU(), nn.Flatten(), nn.Linear(40, CLASSES))
     with pytest.raises(UserError, match="global random generator"):
         prepare(algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0), population(), module, 2)
+
+
+class Noisy(nn.Module):
+    """Adds noise in training mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) if self.training else x
+
+
+class OutputOf(nn.Module):
+    """The sequence that a recurrent layer returns."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)[0]
+
+
+RANDOM: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "RReLU": (nn.RReLU, r"'0' \(RReLU\)"),
+    "noise": (Noisy, r"'0' \(Noisy\)"),
+    "projected": (
+        lambda: OutputOf(nn.LSTM(SIZE, 16, 2, proj_size=SIZE, dropout=0.5, batch_first=True)),
+        r"'0\.inner' \(LSTM\)",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("kind", RANDOM)
+def test_random_layers_are_refused_by_name_and_not_switched_off(kind: str) -> None:
+    make, layer = RANDOM[kind]
+    module = nn.Sequential(make(), nn.Flatten(), nn.Linear(40, CLASSES))
+    recipe = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
+    with pytest.raises(UserError, match=f"Layer {layer} draws from a global random generator"):
+        prepare(recipe, population(), module, 2)
+    assert prepare(recipe, population(), module.eval(), 2).step()
+
+
+class DropsWeights(nn.Module):
+    """DropConnect (Wan et al. 2013)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(SIZE, 6), nn.Linear(6 * LENGTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = F.dropout(self.inner.weight, 0.3, self.training)
+        return self.out(F.linear(x, weight, self.inner.bias).relu().flatten(1))
+
+
+def test_dropout_of_a_weight_has_one_mask_for_each_step() -> None:
+    recipe = algorithms.dp_fedavg(rate=1.0, steps=2, noise_multiplier=1.0)
+    run = prepare(recipe, population(), DropsWeights(), 2)
+    run.step()
+    assert run.engine.name == "loop"
+    masks = Masks(example_seeds(np.zeros(1, np.uint64), 0, 3)[0], [torch.Size([6, 4])])
+    alone = Masks(example_seeds(np.zeros(1, np.uint64), 0, 1)[0, 0])
+    assert torch.equal(masks.uniform(torch.Size([6, 4])), alone.uniform(torch.Size([6, 4])))
+
+
+def test_dropout_without_an_axis_of_examples_is_refused() -> None:
+    masks = Masks(example_seeds(np.zeros(1, np.uint64), 0, 3)[0], [torch.Size([7])])
+    with pytest.raises(UserError, match="have no axis of their own"):
+        masks.uniform(torch.Size([8]))

@@ -19,7 +19,7 @@ from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError
 from fedveil.models.lstm import CharLSTM
-from fedveil.parts.bound import Normalize, within
+from fedveil.parts.bound import Bound, Clip, Normalize, within
 from fedveil.parts.local import SGD, LocalPlan
 from fedveil.parts.schedule import Constant
 
@@ -247,6 +247,57 @@ def test_norms_are_not_fooled_by_factors_that_cancel() -> None:
     store.rank = 2
     true = store.rows().double().norm(dim=1)
     assert bool((store.squares().sqrt() >= true).all())
+
+
+def message_of(a: Tensor, g: Tensor, bound: Bound, report: float = 1.0) -> Tensor:
+    """What a client with these factors sends, its update times `report` being bounded."""
+    store = Factors(torch.zeros(g.shape[1], a.shape[1]), True, a[None], g[None], rank=len(a))
+    moved = FactoredUpdates((store,), [store.shared.numel()], 1)
+    updates = moved.affine(report, 0.0, torch.zeros(store.shared.numel()))
+    scale = scales_of(updates.norms(), bound, bound.norms(store.shared.numel()))
+    return updates.weighted_sum(scale).double()
+
+
+CANCELLING = [  # rank, height of inputs and of slopes, and what is left of the latter
+    (2, 755.1, 227.9, -(2.0**-6)),
+    (16, 986.94, 588.86, -(2.0**-8)),
+    (64, 142.65, 566.4, 2.0**-9),
+    (256, 687.07, 139.4, 2.0**-12),
+]
+
+
+@pytest.mark.parametrize(("rank", "height", "width", "rest"), CANCELLING)
+def test_a_message_of_factors_that_cancel_keeps_the_bound(
+    rank: int, height: float, width: float, rest: float
+) -> None:
+    """float32 sums of equal products err in one direction, by more than the margin of a bound."""
+    for shift in np.linspace(0, 1e-3, 10):
+        a, g = torch.full((rank, 300), height * (1 + shift)), torch.full((rank, 200), width)
+        g[1:] = -width / (rank - 1) * (1 + rest)
+        assert 0.5 < float(message_of(a, g, Clip(1.0)).norm()) <= 1.0
+
+
+EXTREMES = [
+    (1e-6, 1.0, 1e36, 1e-6),  # scales that float32 cannot hold: over a large learning rate
+    (1e12, 1e-20, 1e-20, 1.0),  # scales that overflow: over a tiny learning rate
+    (1.0, 1e30, 1e-5, 2e-11),  # slopes that lose their digits, of huge inputs
+    (1.0, 1e35, 1e-25, 3e-6),  # the same, with ordinary scales
+    (1.0, 1e-40, 1e11, 1e3),  # slopes that overflow, of tiny inputs
+    (1.0, 0.0, 0.0, 1.0),
+]
+
+
+@pytest.mark.parametrize(("report", "inputs", "slopes", "norm"), EXTREMES)
+@pytest.mark.parametrize("kind", [Clip, Normalize])
+def test_messages_of_extreme_updates_are_finite_and_keep_the_bound(
+    kind: type[Clip] | type[Normalize], report: float, inputs: float, slopes: float, norm: float
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for rank in (1, 3):
+        for shrink in (1.0, 0.71, 0.3):
+            a = shrink * inputs * (0.5 + torch.rand(rank, 64, generator=rng))
+            g = slopes * (0.5 + torch.rand(rank, 64, generator=rng))
+            assert float(message_of(a, g, kind(norm), report).norm()) <= norm  # false for NaN
 
 
 # What is not served

@@ -22,6 +22,7 @@ from fedveil.engines.bounding import bounded_rows
 from fedveil.engines.choose import choose
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
+from fedveil.engines.isolation import made_up
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.operations import NotServedError
 from fedveil.engines.task import Task
@@ -32,6 +33,8 @@ from fedveil.parts.local import SGD
 from fedveil.parts.schedule import Constant
 from fedveil.recipe import Recipe
 from fedveil.training.prepare import prepare
+from tests.unit.engines import vocabulary
+from tests.unit.engines.vocabulary import Vocabulary
 
 Forward = Callable[["Mixing", Tensor], Tensor]
 FEATURES, CLASSES = 4, 3
@@ -178,6 +181,62 @@ def test_a_model_that_mixes_a_client_s_batch_is_computed_client_by_client(mix: F
             choose(name, task, people())
 
 
+class OfTokens(nn.Module):
+    """A mean of embeddings, behind a function of the whole batch."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.table, self.linear, self.mix = nn.Embedding(20, 8), nn.Linear(8, CLASSES), mix
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(self.mix(self.table(x)).mean(1))
+
+
+def tokens(size: int = 20) -> Federated:
+    """Six clients with two texts each."""
+    inputs = torch.arange(72).reshape(12, 6) * 7 % size
+    labels = torch.arange(12) % CLASSES
+    return Federated(
+        "texts", inputs, labels, 2 * torch.arange(7), Examples(inputs, labels), CLASSES
+    )
+
+
+OF_TOKENS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
+    "centered": lambda: lambda h: h - h.mean(0),
+    "sequence first": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("make", OF_TOKENS.values(), ids=OF_TOKENS)
+def test_mixing_is_found_in_models_of_tokens(make: Callable[[], Callable]) -> None:
+    torch.manual_seed(0)
+    task = Task(OfTokens(make()), "cross_entropy")
+    assert choose("auto", task, tokens()).engine.name == "loop"
+    assert (
+        choose("auto", Task(OfTokens(nn.ReLU()), "cross_entropy"), tokens()).engine.name != "loop"
+    )
+
+
+def test_mixing_is_found_where_only_positive_numbers_have_gradients() -> None:
+    torch.manual_seed(0)
+    mixed = Task(Mixing(lambda _, x: x.log() - x.log().mean(0)), "cross_entropy")
+    assert choose("auto", mixed, people()).engine.name == "loop"
+    assert choose("auto", Task(Mixing(lambda _, x: x.log()), "cross_entropy"), people()).engine.name
+
+
+def test_a_model_without_finite_gradients_is_computed_client_by_client(caplog) -> None:
+    caplog.set_level("INFO", "fedveil")
+    task = Task(Mixing(lambda _, x: x * torch.nan), "cross_entropy")
+    assert choose("auto", task, people()).engine.name == "loop"
+    assert "its gradients are not finite on any synthetic batch" in caplog.text
+
+
+def test_synthetic_tokens_are_spread_over_the_range_of_the_data() -> None:
+    found = made_up(tokens(17), 100, 1.0).inputs[:]
+    assert sorted(set(found.flatten().tolist())) == list(range(17))
+    assert not torch.equal(found, made_up(tokens(17), 100, 1.0, draw=1).inputs[:])
+
+
 @pytest.mark.parametrize("unit", ["client", "example"])
 def test_the_sum_moves_by_one_message_under_a_model_that_standardizes(unit: str) -> None:
     """Before, one of 60 clients moved the others' messages too: by 19.9 bounds."""
@@ -299,7 +358,23 @@ def initialized(module: Mixing, x: Tensor) -> Tensor:
     return x - module.first
 
 
+def indexed(index: Callable[[float], int]) -> Forward:
+    """Adds the place of its first number among all that were seen."""
+    vocabulary.forget()
+    return lambda _, x: x + 0.1 * index(float(x[0, 0]))
+
+
+def imported(value: float) -> int:
+    from tests.unit.engines import vocabulary as words
+
+    return words.index(value)
+
+
 STATEFUL: dict[str, Callable[[], Forward]] = {
+    "table in another module": lambda: indexed(lambda value: vocabulary.index(value)),
+    "table in an imported module": lambda: indexed(imported),
+    "table in a cache": lambda: indexed(lambda value: vocabulary.slot(value)),
+    "table of a class": lambda: indexed(lambda value: Vocabulary.index(value)),
     "class of one's own": lambda: lambda _, x: Average.of(x),
     "cached function": lambda: averaged(slate()),
     "partial": lambda: functools.partial(lambda kept, m, x: averaged(kept)(m, x), {}),
@@ -422,6 +497,25 @@ def test_what_only_depends_on_shapes_may_be_kept() -> None:
         algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0), people(), Positions(), rounds=2
     )
     assert len(result.records) == 2
+
+
+def test_a_global_that_is_named_like_an_attribute_is_none_of_the_model_s() -> None:
+    run = prepare(algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0), people(), Stepping(), 3)
+    for round in range(2):
+        globals()["step"] = round  # as a loop variable of a user's script
+        run.step()
+    assert run.state.round == 2
+
+
+class Stepping(nn.Module):
+    """Has an attribute `step`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.step(x)
 
 
 def test_a_round_leaves_the_model_watched_on_every_thread() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.dense import DenseEngine
@@ -22,6 +24,7 @@ from fedveil.models.gpt import GPT
 from fedveil.models.start import construct
 from fedveil.parts.local import SGD, Local
 from fedveil.parts.schedule import Constant
+from fedveil.training.prepare import prepare
 
 TOKENS, LENGTH, SIZE = 20, 6, 16
 
@@ -186,8 +189,38 @@ def test_attention_without_anything_to_attend_to_is_zero_as_in_torch() -> None:
     q = torch.randn(1, 1, 3, 4, generator=torch.Generator().manual_seed(0))
     mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
     wanted = F.scaled_dot_product_attention(q, q, q, mask)
+    added = torch.zeros(3, 3).masked_fill(~mask, -math.inf)
     with Rewriting():
-        assert torch.allclose(F.scaled_dot_product_attention(q, q, q, mask), wanted, atol=1e-6)
+        for each in (mask, added):
+            given = q.clone().requires_grad_()
+            found = F.scaled_dot_product_attention(given, given, given, each)
+            assert torch.allclose(found, wanted, atol=1e-6)
+            (slope,) = torch.autograd.grad(found.sum(), given)
+            assert bool(slope.isfinite().all())
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_positions_that_see_padding_only_do_not_reject_a_client(dropout: float) -> None:
+    """Left padding under a causal mask: the first positions have nothing to attend to."""
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(21, 8, padding_idx=20)
+            self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout, batch_first=True)
+            self.out = nn.Linear(8, 21)
+
+        def forward(self, x: Tensor) -> Tensor:
+            ahead = torch.triu(torch.ones(6, 6, dtype=torch.bool), 1)
+            return self.out(self.layer(self.table(x), ahead, x == 20))
+
+    inputs = torch.arange(24).reshape(4, 6) % 20
+    inputs[:, 0] = 20
+    labels = torch.where(inputs == 20, -100, inputs)
+    data = Federated("padded", inputs, labels, 2 * torch.arange(3), Examples(inputs, labels), 21)
+    recipe = algorithms.dp_fedavg(rate=1.0, steps=2, noise_multiplier=1.0)
+    for engine in ("loop", "dense", "factored"):
+        assert prepare(recipe, data, Causal(), 1, engine=engine).step().rejected == 0, engine
 
 
 def test_evaluation_keeps_the_length_of_padded_sequences() -> None:
