@@ -475,7 +475,7 @@ def test_claims_that_cannot_be_taken_back_are_refused() -> None:
         replace(CLIPPED, cohort=Unasked(0.1))
 
 
-@pytest.mark.parametrize("cohort", [Wrapped(), WatchedCohort(Poisson(0.1))], ids=repr)
+@pytest.mark.parametrize("cohort", [Wrapped(), WatchedCohort(Poisson(0.1))], ids=["wrapped", "watched"])
 def test_a_part_answers_itself(cohort: Any) -> None:
     with pytest.raises(UserError, match="does not define `adjacency`"):
         replace(CLIPPED, cohort=cohort)
