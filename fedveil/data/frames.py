@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedveil.data.cells import days_of, words_of, written
 from fedveil.errors import UserError
 
@@ -71,6 +69,7 @@ def _column(name: str, given: Any) -> pl.Series:
 
     A type that is inferred from all cells would let one of them change how others are read.
     """
+    import numpy as np
     import polars as pl
 
     if isinstance(given, pl.Series):

@@ -475,7 +475,9 @@ def test_claims_that_cannot_be_taken_back_are_refused() -> None:
         replace(CLIPPED, cohort=Unasked(0.1))
 
 
-@pytest.mark.parametrize("cohort", [Wrapped(), WatchedCohort(Poisson(0.1))], ids=["wrapped", "watched"])
+@pytest.mark.parametrize(
+    "cohort", [Wrapped(), WatchedCohort(Poisson(0.1))], ids=["wrapped", "watched"]
+)
 def test_a_part_answers_itself(cohort: Any) -> None:
     with pytest.raises(UserError, match="does not define `adjacency`"):
         replace(CLIPPED, cohort=cohort)
@@ -639,7 +641,7 @@ def test_parts_inside_silos_are_named() -> None:
 
     recipe = in_silos(Outside)
     assert any(name.endswith("SlyClip") for name in recipe.foreign)
-    assert "SlyClip" in dict(statement(recipe, DIM, 3, 2, DELTA).entries())["Assumed"]
+    assert "SlyClip" in dict(statement(recipe, DIM, 3, 2, DELTA).entries())["Assumptions"]
 
 
 def test_noise_inside_silos_is_calibrated_with_the_evaluations() -> None:

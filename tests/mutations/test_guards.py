@@ -84,7 +84,7 @@ def check_plan() -> None:
     assert replace(known, unit="example").origin == Origin(False, ("a",))
     made = plan.make(read_settings(None, DIGITS), plan.PlanOptions())
     assert MARK in show.privacy(made)
-    assert any(MARK in text and "made up" in text for _, text in show.lines(made))
+    assert any(MARK in text and "simulated" in text for _, text in show.lines(made))
 
 
 def check_listed() -> None:

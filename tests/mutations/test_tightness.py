@@ -8,7 +8,7 @@ import pytest
 
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import integers, losses
-from fedveil.parts import cohort, discrete
+from fedveil.parts import cohort, discrete, part
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
 from fedveil.privacy import composition as together
@@ -156,7 +156,7 @@ SETTINGS = [
     ),
     Mutation(
         "any cohort is taken to come up as often as its rate says",
-        returning(Poisson, "claims", ("describe",)),
+        returning(part, "claims_of", lambda kind: {"describe"}),
         "other cohorts",
         test_capped.test_a_short_run_and_other_cohorts_are_counted_as_before,
     ),

@@ -50,7 +50,7 @@ def test_hopeless_says_how_many_clients_it_would_take(run: Run) -> None:
     outcome = run("plan", *flags)
     assert "hopeless" in outcome.out
     assert "It would take" in outcome.out
-    assert "hopeless below 0.5" in outcome.out
+    assert "Below 0.5, runs are hopeless" in outcome.out
 
 
 def test_settings_and_flags(run: Run, tmp_path: Path) -> None:

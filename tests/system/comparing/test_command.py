@@ -115,7 +115,7 @@ def test_the_table_says_what_looking_costs(compared: tuple[Path, str, Path]) -> 
     assert re.search(
         r"Total cost   all 4 runs together have spent ε = \S+ at δ = 1e-5 in view", said
     )
-    assert "costs the ε of all of them together, not that of one run" in said
+    assert "costs their composed ε, not that of one run" in said
     assert "a test needs two configurations with at least 3 seeds each" in said
     assert len(re.findall(r"^run \d/4  ", said, re.M)) == 4
 
@@ -258,7 +258,7 @@ def test_the_best_of_a_random_number_of_runs_is_all_that_is_left(
     assert ")-differentially private per client against anyone who sees only" in told
     assert "Adjacency: add-remove." in told
     assert "Chosen by   runs are compared by a score computed" in told
-    assert "Accounted   by Rényi divergences" in told
+    assert "Accounting  by Rényi divergences" in told
     assert "clients.parquet" not in told
     assert "  models" not in told
     rows = SavedRun.open(kept).rows
