@@ -35,6 +35,10 @@ SCALARS = (
     *(type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device),
     *(types.GenericAlias, types.UnionType),  # annotations, which nothing can write to
 )
+CODE = (
+    *(type, types.FunctionType, types.MethodType, types.ModuleType),
+    *(classmethod, staticmethod, property),
+)
 
 
 @dataclass(frozen=True)
@@ -178,25 +182,29 @@ class _Walk:
             yield path, (id(value), len(value))
             for position, item in enumerate(value):
                 yield from self.visit(f"{path}[{position}]", item)
-        elif isinstance(value, type):
+        elif isinstance(value, nn.Module):
+            yield from self._module(path, value)
+        elif isinstance(value, CODE):
+            yield from self._code(path, value)
+        elif not isinstance(value, types.BuiltinFunctionType):
+            yield from self._other(path, value)
+
+    def _code(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
+        """A class, a function in any wrapping, or a module of the user's own."""
+        if isinstance(value, type):
             yield path, id(value)
             if _own(sys.modules.get(value.__module__)):
                 yield from self._class(path, value)
-        elif isinstance(value, nn.Module):
-            yield from self._module(path, value)
-        elif isinstance(value, types.MethodType):
-            yield from self.visit(path, value.__func__)
-            yield from self.visit(path, value.__self__)
-        elif isinstance(value, (classmethod, staticmethod, property)):
-            inner = value.fget if isinstance(value, property) else value.__func__
-            yield from self.visit(path, inner)
         elif isinstance(value, types.FunctionType):
             yield from self._function(path, value)
         elif isinstance(value, types.ModuleType):
             if _own(value):
                 self._modules.append(value)
-        elif not isinstance(value, types.BuiltinFunctionType):
-            yield from self._other(path, value)
+        else:
+            inner = value.fget if isinstance(value, property) else value.__func__
+            yield from self.visit(path, inner)
+            if isinstance(value, types.MethodType):
+                yield from self.visit(path, value.__self__)
 
     def _module(self, path: str, module: nn.Module) -> Iterator[tuple[str, object]]:
         for name, value in vars(module).items():

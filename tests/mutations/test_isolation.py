@@ -156,7 +156,7 @@ MUTATIONS = [
     ),
     Mutation(
         "other modules are not looked into",
-        line(side_effects._Walk, "visit", ("self._modules.append(value)", "pass")),
+        line(side_effects._Walk, "_code", ("self._modules.append(value)", "pass")),
         "check_refused",
         lambda: check_refused("table in another module"),
     ),
