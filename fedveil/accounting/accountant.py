@@ -261,14 +261,14 @@ def _one_round(event: events.Round, least: float = 0.0) -> Any:
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
+    from fedveil.accounting import sampled
+
     match event:
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
-            interval = max(_interval(ratio, rate), least)
-            return pld.from_gaussian_mechanism(
-                ratio, sampling_prob=rate, value_discretization_interval=interval
-            )
+            return sampled.poisson(ratio, rate, max(_interval(ratio, rate), least))
         case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
-            return _gaussian_without_replacement(ratio, cohort / population, least)
+            rate = cohort / population
+            return sampled.without_replacement(ratio, rate, max(_interval(ratio, rate), least))
         case events.ApproximateRelease(epsilon, delta):
             return pld.from_privacy_parameters(
                 common.DifferentialPrivacyParameters(epsilon, delta),
@@ -309,49 +309,3 @@ def subsampled(event: events.ApproximateRelease, rate: float) -> events.Approxim
     """(log(1 + q(e^ε − 1)), qδ).  Balle et al. 2018, Thm. 8 and 9."""
     amplified = math.log1p(rate * math.expm1(min(event.epsilon, 700.0)))
     return events.ApproximateRelease(min(amplified, event.epsilon), rate * event.delta)
-
-
-def _gaussian_without_replacement(ratio: float, rate: float, least: float = 0.0) -> Any:
-    """The symmetric loss that dominates both directions of a replaced unit.
-
-    Its hockey-stick curve is the larger of those of ((1−q)Q + qP, Q) and (P, (1−q)P + qQ):
-    Zhu et al. 2022, Thm. 11 (subset sampling). The library's connect-the-dots discretizes it.
-    """
-    from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    kinds = privacy_loss_mechanism.AdjacencyType
-    bounds = [
-        privacy_loss_mechanism.GaussianPrivacyLoss(
-            ratio, sampling_prob=rate, adjacency_type=kind
-        ).connect_dots_bounds()
-        for kind in (kinds.ADD, kinds.REMOVE)
-    ]
-    interval = max(_interval(ratio, rate), least)
-    low = math.floor(min(bound.epsilon_lower for bound in bounds) / interval)
-    high = math.ceil(max(bound.epsilon_upper for bound in bounds) / interval)
-    curve = without_replacement_curve(ratio, rate, np.arange(low, high + 1) * interval)
-    # Rounding may break monotonicity by an ulp; running maxima from above keep an upper bound.
-    curve = np.maximum.accumulate(curve[::-1])[::-1]
-    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, curve)
-    return pld.PrivacyLossDistribution(pmf)
-
-
-def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
-    """δ of one round at each ε, positive or negative.
-
-    q·H_{1+(e^ε−1)/q}(P‖Q) for ε ≥ 0, and e^ε·δ(−ε) + 1 − e^ε below.
-
-    >>> float(without_replacement_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
-    0.038292
-    """
-    from scipy.special import log_ndtr, ndtr
-
-    size, mu = np.abs(epsilons), 1 / ratio
-    small = np.minimum(size, 1.0)
-    large = size - math.log(rate) + np.log1p(-(1 - rate) * np.exp(-np.maximum(size, 1.0)))
-    inner = np.where(size <= 1, np.log1p(np.expm1(small) / rate), large)
-    lost = np.exp(inner + log_ndtr(-mu / 2 - inner / mu))
-    above = rate * np.maximum(ndtr(mu / 2 - inner / mu) - lost, 0.0)
-    below = np.exp(-size) * above - np.expm1(-size)
-    return np.asarray(np.where(epsilons >= 0, above, below))

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from fedveil.accounting import accountant as accounting
-from fedveil.accounting import losses
+from fedveil.accounting import losses, sampled
 from tests.mutations.making import Mutation, line, named, require_caught
 from tests.unit.accounting import test_accounting as integrated
 from tests.unit.accounting import test_losses as enumerated
 
 
-def wrong_curve(old: str, new: str) -> Callable[[Any], None]:
-    change = line(accounting, "without_replacement_curve", (old, new))
+def wrong_curve(name: str, old: str, new: str) -> Callable[[Any], None]:
+    change = line(sampled, name, (old, new))
 
     def make(patch: pytest.MonkeyPatch) -> None:
         change(patch)
@@ -44,13 +44,17 @@ def nothing_aside(patch: pytest.MonkeyPatch) -> None:
 MUTATIONS = [
     Mutation(
         "fixed-size rounds accounted in one direction alone",
-        wrong_curve("np.exp(-size) * above - np.expm1(-size)", "-np.expm1(-size)"),
+        wrong_curve(
+            "addition_curve",
+            "np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)",
+            "-np.expm1(low)",
+        ),
         "test_one_fixed_size_round_is_its_dominating_curve",
         check_round(-0.1),
     ),
     Mutation(
         "fixed-size rounds amplified twice",
-        wrong_curve("rate * np.maximum", "rate**2 * np.maximum"),
+        wrong_curve("removal_curve", "rate * np.maximum", "rate**2 * np.maximum"),
         "test_one_fixed_size_round_is_its_dominating_curve",
         check_round(0.1),
     ),

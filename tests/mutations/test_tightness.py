@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 
 from fedveil.accounting import accountant as accounting
-from fedveil.accounting import integers, losses
+from fedveil.accounting import integers, losses, sampled
 from fedveil.parts import cohort, discrete, part
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
 from fedveil.privacy import composition as together
 from fedveil.recipe import Recipe
 from tests.mutations.making import Mutation, line, named, require_caught, returning
-from tests.unit.accounting import test_accounting, test_capped, test_dominated
+from tests.unit.accounting import test_capped, test_dominated, test_sampled
 from tests.unit.accounting.test_dominated import CHANGES
 from tests.unit.test_recipe import (
     test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise,
@@ -163,16 +163,34 @@ SETTINGS = [
     Mutation(
         "a fixed-size curve of one direction",
         line(
-            accounting,
-            "without_replacement_curve",
-            ("np.exp(-size) * above - np.expm1(-size)", "-np.expm1(-size)"),
+            sampled,
+            "addition_curve",
+            ("np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)", "-np.expm1(low)"),
         ),
         "the library's two curves",
-        anew(
-            lambda: test_accounting.test_the_fixed_size_curve_is_the_larger_of_the_library_s_two(
-                1.0, 0.1
-            )
+        anew(lambda: test_sampled.test_the_curves_are_the_library_s(1.0, 0.1)),
+    ),
+    Mutation(
+        "the tails of a composition are cut too short",
+        line(sampled.Dense, "_essential", ("math.log(2 / tail)", "0.0")),
+        "mass of the tails",
+        test_sampled.test_the_tails_that_are_left_out_hold_no_more_mass_than_said,
+    ),
+    Mutation(
+        "the mass of the tails of a composition is dropped",
+        line(sampled.Dense, "self_compose", ("tail_mass_truncation - math", "-math")),
+        "mass of the tails",
+        test_sampled.test_the_tails_that_are_left_out_hold_no_more_mass_than_said,
+    ),
+    Mutation(
+        "ε is read one loss too low",
+        line(
+            sampled.Dense,
+            "get_epsilon_for_delta",
+            ("losses = (last - np", "losses = (last - 1 - np"),
         ),
+        "the library's ε",
+        lambda: test_sampled.test_epsilon_is_the_library_s_on_every_small_grid(1, -2, 0.01),
     ),
 ]
 

@@ -7,12 +7,11 @@ import math
 import dp_accounting
 import numpy as np
 import pytest
-from dp_accounting.pld import PLDAccountant, privacy_loss_mechanism
+from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from fedveil import algorithms
-from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
 from fedveil.accounting.accountant import delta, epsilon, quick_epsilon
 from fedveil.errors import UserError
@@ -257,20 +256,6 @@ def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, d
     drawn = events.SampledWithoutReplacement(10, 10, events.GaussianRelease(math.sqrt(count) / mu))
     true = epsilon(events.GaussianRelease(1 / mu), delta)
     assert true * (1 - 1e-6) <= epsilon(events.Composed(drawn, count), delta) <= 1.01 * true
-
-
-@pytest.mark.parametrize(("ratio", "rate"), [(1.0, 0.1), (0.5, 0.01), (3.3, 0.02), (0.02, 0.3)])
-def test_the_fixed_size_curve_is_the_larger_of_the_library_s_two(ratio, rate) -> None:
-    kinds = privacy_loss_mechanism.AdjacencyType
-    both = [
-        privacy_loss_mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
-        for kind in (kinds.ADD, kinds.REMOVE)
-    ]
-    widest = 0.5 / ratio**2 + 12 / ratio
-    for eps in np.linspace(-widest, widest, 301).tolist():
-        found = float(accounting.without_replacement_curve(ratio, rate, np.array([eps]))[0])
-        wanted = max(float(loss.get_delta_for_epsilon(eps)) for loss in both)
-        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-14)
 
 
 def test_a_delta_that_rounding_would_swallow_has_no_epsilon() -> None:

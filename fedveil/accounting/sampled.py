@@ -1,0 +1,179 @@
+"""Gaussian releases of a random cohort, as privacy loss distributions on a grid.
+
+dp-accounting has all of this. It computes curves, bounds of tails and ε point by point in Python,
+which takes nearly all of the time of an ε. Here they are computed for all points at once, by the
+same formulas (tests/unit/accounting/test_sampled.py compares them). The library's connect-the-dots
+turns a curve into a distribution whose own curve is never lower.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as pld
+from dp_accounting.pld import privacy_loss_mechanism as mechanism
+from scipy import fft
+from scipy.special import log_ndtr, ndtr
+
+
+def poisson(ratio: float, rate: float, interval: float) -> Any:
+    """The losses of a round that samples each unit with this rate: one is removed, or added."""
+    low, high = _losses(ratio, rate)
+    removed = _connected(partial(removal_curve, ratio, rate), low, high, interval)
+    if rate == 1.0:
+        return pld.PrivacyLossDistribution(removed)
+    added = _connected(partial(addition_curve, ratio, rate), -high, -low, interval)
+    return pld.PrivacyLossDistribution(removed, added)
+
+
+def without_replacement(ratio: float, rate: float, interval: float) -> Any:
+    """The symmetric loss that dominates both directions of a replaced unit.
+
+    Its hockey-stick curve is the larger of those of ((1−q)Q + qP, Q) and (P, (1−q)P + qQ):
+    Zhu et al. 2022, Thm. 11 (subset sampling).
+    """
+    _, high = _losses(ratio, rate)
+    curve = partial(without_replacement_curve, ratio, rate)
+    return pld.PrivacyLossDistribution(_connected(curve, -high, high, interval))
+
+
+def removal_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of ((1−q)Q + qP, Q) at each ε: q·H_{1+(e^ε−1)/q}(P‖Q), or 1 − e^ε below log(1−q).
+
+    >>> float(removal_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
+    0.038292
+    """
+    possible = _above_least(epsilons, rate)
+    curve = -np.expm1(np.minimum(epsilons, 0.0))
+    curve[possible] = rate * np.maximum(_whole(ratio, _unsampled(epsilons[possible], rate)), 0.0)
+    return np.asarray(curve)
+
+
+def addition_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of (Q, (1−q)Q + qP) at each ε: 1 − e^ε + e^ε·(the removal curve at −ε).
+
+    For ε > 0, where the sum cancels: q·e^ε·(e^t·Φ(μ/2 + t/μ) − Φ(t/μ − μ/2)) with
+    t = log(1 + (e^{−ε} − 1)/q) and μ the sensitivity in standard deviations of the noise.
+
+    >>> float(addition_curve(1.0, 0.1, np.zeros(1))[0].round(6))
+    0.038292
+    """
+    low = np.minimum(epsilons, 0.0)
+    curve = np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)
+    cancels = (epsilons > 0) & _above_least(-epsilons, rate)
+    high, mu = epsilons[cancels], 1 / ratio
+    inner = _unsampled(-high, rate)
+    left = np.exp(inner + log_ndtr(mu / 2 + inner / mu)) - ndtr(inner / mu - mu / 2)
+    curve[epsilons > 0] = 0.0
+    curve[cancels] = rate * np.exp(high) * np.maximum(left, 0.0)
+    return np.asarray(curve)
+
+
+def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of one round at each ε: the removal curve for ε ≥ 0, and the addition curve below."""
+    removed, added = (curve(ratio, rate, epsilons) for curve in (removal_curve, addition_curve))
+    return np.asarray(np.where(epsilons >= 0, removed, added))
+
+
+def _above_least(epsilons: np.ndarray, rate: float) -> np.ndarray:
+    """Whether ε is above log(1−q), the least loss of a sampled release."""
+    return epsilons > (math.log1p(-rate) if rate < 1 else -math.inf)
+
+
+def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
+    """log(1 + (e^ε − 1)/q): the loss without sampling at which the sampled one is ε."""
+    with np.errstate(divide="ignore"):  # log 0 at the least loss
+        small = np.log1p(np.maximum(np.expm1(np.minimum(epsilons, 1.0)) / rate, -1.0))
+    high = np.maximum(epsilons, 1.0)
+    large = high - math.log(rate) + np.log1p((rate - 1) * np.exp(-high))
+    return np.asarray(np.where(epsilons <= 1, small, large))
+
+
+def _whole(ratio: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of a Gaussian release without sampling: Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ)."""
+    mu = 1 / ratio
+    return np.asarray(
+        ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons + log_ndtr(-mu / 2 - epsilons / mu))
+    )
+
+
+def _losses(ratio: float, rate: float) -> tuple[float, float]:
+    """The least and the largest loss of a removal, up to a probability of e^−50."""
+    kind = mechanism.AdjacencyType.REMOVE
+    loss = mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
+    bounds = loss.connect_dots_bounds()
+    return float(bounds.epsilon_lower), float(bounds.epsilon_upper)
+
+
+def _connected(
+    curve: Callable[[np.ndarray], np.ndarray], least: float, largest: float, interval: float
+) -> Any:
+    """A distribution on a grid whose curve is this one at the grid's points, and never below it."""
+    low, high = math.floor(least / interval), math.ceil(largest / interval)
+    deltas = curve(np.arange(low, high + 1) * interval)
+    # Rounding may break monotonicity by an ulp; running maxima from above keep an upper bound.
+    deltas = np.maximum.accumulate(deltas[::-1])[::-1].clip(0.0, 1.0)
+    found = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+    return Dense.of(found.to_dense_pmf())
+
+
+class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
+    """The library's distribution on a grid, composed and converted faster."""
+
+    @classmethod
+    def of(cls, pmf: Any) -> Dense:
+        """The same distribution."""
+        return cls(
+            pmf._discretization, pmf._lower_loss, pmf._probs, pmf._infinity_mass,
+            pmf._pessimistic_estimate,
+        )  # fmt: skip
+
+    def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> Dense:
+        """The loss of `num_times` releases; the truncated tails count as infinite losses."""
+        low, high = self._essential(num_times, tail_mass_truncation)
+        size = fft.next_fast_len(max(high - low + 1, self.size), real=True)
+        whole = fft.irfft(fft.rfft(self._probs, size) ** num_times, size)
+        lost = tail_mass_truncation - math.expm1(num_times * math.log1p(-self._infinity_mass))
+        return type(self)(
+            self._discretization, num_times * self._lower_loss + low,
+            np.roll(whole, -low)[: high - low + 1], lost, self._pessimistic_estimate,
+        )  # fmt: skip
+
+    def _essential(self, count: int, tail: float) -> tuple[int, int]:
+        """The grid points between which a sum of `count` losses lies, but for the mass `tail`.
+
+        Chernoff's bound at the library's exponents ±t, t = 1/n, …, 20/n for a grid of n points.
+        """
+        tilts = np.full((20, self.size), np.exp(np.arange(self.size) / self.size))
+        np.multiply.accumulate(tilts, axis=0, out=tilts)
+        exponents, margin = np.arange(1, 21) / self.size, math.log(2 / tail)
+        high = (count * np.log(tilts @ self._probs) + margin) / exponents
+        low = -(count * np.log((1 / tilts) @ self._probs) + margin) / exponents
+        return max(0, math.floor(low.max())), min((self.size - 1) * count, math.ceil(high.min()))
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """The least ε ≥ 0 for which the distribution's δ is at most this one.
+
+        Above the loss ℓ, δ(ε) = U − e^ε·L, with U the mass of larger losses and L its mass times
+        e^−loss. So ε = log((U − δ)/L) for the first ℓ, from above, that this reaches.
+        """
+        if self._infinity_mass > delta:
+            return math.inf
+        last = self._lower_loss + self.size - 1
+        count = min(self.size, max(last, -1) + 1)  # of losses that are not negative
+        losses = (last - np.arange(count)) * self._discretization
+        masses = self._probs[::-1][:count]
+        upper = np.cumsum(np.append(self._infinity_mass, masses)) - delta
+        lower = np.cumsum(np.append(0.0, np.exp(-losses) * masses))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = np.where((upper > 0) & (lower > 0), np.log(upper) - np.log(lower), -math.inf)
+        met = np.append(found[:-1] >= losses, True)
+        lost = np.append((upper[1:] >= 0) & (lower[1:] == 0), True)  # e^−loss is zero
+        if np.argmax(lost) < np.argmax(met):
+            return float(losses[np.argmax(lost)])
+        return max(0.0, float(found[np.argmax(met)]))

@@ -1,0 +1,99 @@
+"""Sampled Gaussian rounds on a grid, against the library's own results, computed point by point."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fedveil.accounting import sampled
+from fedveil.accounting.accountant import ROUNDING
+from fedveil.accounting.sampled import Dense
+
+KINDS = privacy_loss_mechanism.AdjacencyType
+SAMPLED = [(1.0, 0.1), (0.5, 0.01), (3.3, 0.02), (0.02, 0.3), (0.7, 0.999), (100.0, 1e-6)]
+
+
+def both_curves(ratio: float, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ε, the library's δ of an addition, that of a removal)."""
+    widest = 0.5 / ratio**2 + 12 / ratio
+    least = -math.log1p(-rate)
+    epsilons = np.linspace(-widest, widest, 301)
+    epsilons = np.append(epsilons, [0.0, 0.5 * least, -0.5 * least, 2 * least, -2 * least])
+    losses = [
+        privacy_loss_mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
+        for kind in (KINDS.ADD, KINDS.REMOVE)
+    ]
+    added, removed = (np.asarray(loss.get_delta_for_epsilon(epsilons)) for loss in losses)
+    return epsilons, added, removed
+
+
+@pytest.mark.parametrize(("ratio", "rate"), SAMPLED)
+def test_the_curves_are_the_library_s(ratio: float, rate: float) -> None:
+    epsilons, added, removed = both_curves(ratio, rate)
+    for curve, wanted in (
+        (sampled.addition_curve, added),
+        (sampled.removal_curve, removed),
+        (sampled.without_replacement_curve, np.maximum(added, removed)),
+    ):
+        found = curve(ratio, rate, epsilons)
+        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-14)
+        assert found.min() >= 0
+
+
+def library(ratio: float, rate: float, interval: float) -> pld.PrivacyLossDistribution:
+    return pld.from_gaussian_mechanism(
+        ratio, sampling_prob=rate, value_discretization_interval=interval
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "rate", "count", "interval"),
+    [
+        (2.7, 0.2, 200, 1e-3), (0.5, 0.003, 40_000, 1e-3), (0.3, 0.5, 8, 2e-3),
+        (3.0, 1.0, 10, 1e-3), (0.1, 0.9, 2, 0.05), (40.0, 0.01, 1, 1e-5),
+    ],
+)  # fmt: skip
+def test_compositions_are_the_library_s(ratio, rate, count, interval) -> None:
+    """Up to the rounding of δ in a convolution, which the accountant adds (`ROUNDING`)."""
+    wanted = library(ratio, rate, interval).self_compose(count)
+    found = sampled.poisson(ratio, rate, interval).self_compose(count)
+    assert isinstance(found._pmf_add, Dense)
+    slack = 2 * count * ROUNDING + 1e-14
+    for delta in (1e-9, 1e-5, 0.1, 0.9):
+        epsilon = found.get_epsilon_for_delta(delta)
+        least, most = (wanted.get_epsilon_for_delta(delta + s) for s in (slack, -slack))
+        assert least - 1e-9 <= epsilon <= most + 1e-9
+        assert found.get_delta_for_epsilon(min(epsilon, 500.0)) == pytest.approx(
+            wanted.get_delta_for_epsilon(min(epsilon, 500.0)), rel=1e-6, abs=slack
+        )
+
+
+@pytest.mark.parametrize("infinite", [0.0, 0.01, 0.5, 1.0])
+@pytest.mark.parametrize("lower", [-4, -2, 0, 3, 800_000])
+@pytest.mark.parametrize("seed", range(4))
+def test_epsilon_is_the_library_s_on_every_small_grid(seed, lower, infinite) -> None:
+    """Also for losses of one sign, masses of zero, and e^−loss that is zero."""
+    masses = np.random.default_rng(seed).dirichlet([0.3] * 5) * (1 - infinite)
+    masses[seed] = 0.0
+    slow = pld_pmf.DensePLDPmf(0.7, lower, masses, infinite, True)
+    fast = Dense.of(slow)
+    for delta in (0.0, 1e-9, 0.01, 0.2, 0.5, 0.7, 0.99, 1.0):
+        wanted = slow.get_epsilon_for_delta(delta)
+        assert fast.get_epsilon_for_delta(delta) == pytest.approx(wanted, rel=1e-9, abs=1e-9), delta
+
+
+def test_the_tails_that_are_left_out_hold_no_more_mass_than_said() -> None:
+    """Over all sums of three losses, and pessimistically: their mass counts as infinite."""
+    masses = np.array([0.05, 0.1, 0.5, 0.25, 0.1])
+    whole = np.convolve(np.convolve(masses, masses), masses)
+    for tail in (1e-15, 0.01, 0.3):
+        low, high = Dense(0.5, -2, masses, 0.0, True)._essential(3, tail)
+        assert 0 <= low < high <= 12
+        assert whole[:low].sum() + whole[high + 1 :].sum() <= tail
+        found = Dense(0.5, -2, masses, 0.0, True).self_compose(3, tail)
+        assert found._probs == pytest.approx(whole[low : high + 1], abs=1e-15 + tail)
+        assert found._infinity_mass == pytest.approx(tail, rel=1e-9)
