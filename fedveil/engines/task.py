@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_map
 
 from fedveil.data.federated import Examples
 from fedveil.data.fields import Layout
@@ -39,6 +40,7 @@ class Task:
     loss_name: str
     layout: Layout | None = None  # of several inputs
     given: Loss | None = None  # instead of the loss of that name
+    dtype: torch.dtype | None = None  # to which numeric inputs are converted
     shapes: dict[str, torch.Size] = field(init=False)
     loss_of_examples: Loss = field(init=False)
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
@@ -68,10 +70,16 @@ class Task:
         """The task on a device; itself if it is there already."""
         if self.device == device:
             return self
+        return Task(self._copy().to(device), self.loss_name, self.layout, self.given)
+
+    def _in_float64(self) -> Task:
+        return Task(self._copy().double(), self.loss_name, self.layout, self.given, torch.float64)
+
+    def _copy(self) -> nn.Module:
         module = copy.deepcopy(self.module)
         for name in self._training:
             module.get_submodule(name).training = True
-        return Task(module.to(device), self.loss_name, self.layout, self.given)
+        return module
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
         """The trained parameters; frozen ones keep the module's values."""
@@ -101,7 +109,6 @@ class Task:
         leaves = [leaf.detach().reshape(-1) for _, leaf in self._trained()]
         return torch.cat(leaves).to("cpu", torch.float32, copy=True)
 
-    @torch.no_grad()
     def fingerprint(self, x: Tensor, example: Tensor) -> str:
         """Digest of the module and its state, the loss, the first model and the module's outputs.
 
@@ -109,17 +116,24 @@ class Task:
         look alike and compute different functions.
         """
         digest = hashlib.sha256(f"{self.module}{self.shapes}{self.loss_name}".encode())
+        for part in [*self.module.state_dict().values(), x]:
+            digest.update(part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         probe = torch.ones(2, *example.shape, dtype=example.dtype)
         if self.layout is not None:
             probe = self.layout.full(2, 1)
+        digest.update(alike_everywhere(partial(Task._probed, x=x, probe=probe), self))
+        return digest.hexdigest()
+
+    @torch.no_grad()
+    def _probed(self, x: Tensor, probe: Tensor) -> list[Tensor]:
+        """Outputs at x, near it and, if the module drops anything, at x with fixed masks."""
         beside = x + 0.1 * torch.rand(len(x), generator=torch.Generator().manual_seed(0))
         answers = [self.outputs(self.at(model), probe) for model in (x, beside)]
-        if self.dropouts(example.shape, example.dtype):
-            with self.local_steps(self._fixed_masks(probe)):
+        masks = self._fixed_masks(probe)
+        if masks is not None:
+            with self.local_steps(masks):
                 answers.append(self.outputs(self.at(x), probe))
-        for part in [*self.module.state_dict().values(), x, *answers]:
-            digest.update(part.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return answers
 
     def unflatten(self, flat: Tensor) -> Parameters:
         """Views of [..., dim] as named parameters [..., *shape]."""
@@ -133,7 +147,7 @@ class Task:
 
     def at(self, x: Tensor) -> Parameters:
         """The parameters in a copy of x: whatever a module writes to them, x does not change."""
-        return self.unflatten(x.clone().to(self.device))
+        return self.unflatten(x.clone().to(self.device, self.dtype))
 
     @property
     def device(self) -> torch.device:
@@ -272,10 +286,15 @@ class Task:
     ) -> Tensor:
         """The logits that a module returns for inputs, with its own or with these parameters."""
         given = (inputs,) if self.layout is None else self.layout.unpack(inputs)
+        if self.dtype is not None:
+            given = tree_map(self._converted, given)
         args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
         if parameters is None:
             return logits_of(module(*args, **kwargs), module)
         return logits_of(functional_call(module, parameters, args, kwargs), module)
+
+    def _converted(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self.dtype) if numbers.is_floating_point() else numbers
 
     @cached_property
     def _fused(self) -> bool:
@@ -308,6 +327,28 @@ class Task:
             right += math.nan if hits is None else float(hits.sum())
         count = len(examples)
         return loss / count, right / count
+
+
+def alike_everywhere(answers: Callable[[Task], list[Tensor]], task: Task) -> bytes:
+    """What a task answers, in bytes that are the same on every processor.
+
+    Processors round float32 differently, so the answers are computed in float64 and rounded to a
+    billionth of the largest. A module that cannot compute in float64 answers in all its own bits.
+    """
+    try:
+        found = [_rounded(part.double()) for part in answers(task._in_float64())]
+    except Exception:  # a user's own module may raise anything
+        found = answers(task)
+    return b"".join(part.contiguous().view(torch.uint8).numpy().tobytes() for part in found)
+
+
+def _rounded(numbers: Tensor) -> Tensor:
+    """[largest, …], the largest to nine digits and the others as multiples of its billionth."""
+    finite = numbers[numbers.isfinite()].abs()
+    largest = float(f"{float(finite.max()):.8e}") if finite.numel() else 0.0
+    steps = (numbers / (largest or 1.0) * 1e9).round() + 0.0  # no negative zero
+    steps = steps.nan_to_num(nan=2e9, posinf=3e9, neginf=-3e9)
+    return torch.cat([torch.tensor([largest], dtype=numbers.dtype), steps.reshape(-1)])
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from fedveil.engines.devices import PlacedEngine, device_of, refuse_float64
 from fedveil.engines.isolation import made_up, refuse_memory
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.processes import ALONE, Team
-from fedveil.engines.task import Task
+from fedveil.engines.task import Task, alike_everywhere
 from fedveil.engines.where import explained
 from fedveil.errors import UserError, unknown
 from fedveil.ledger import charging
@@ -370,9 +370,12 @@ def _own_loss(task: Task, x: Tensor, data: Federated) -> str:
     if not isinstance(loss, Own):
         return ""
     few = made_up(data, 8, 1.0)
-    with torch.no_grad():
-        values = loss(task.outputs(task.at(x + 0.1), few.inputs[:]), few.labels[:])
-    return f"{loss} {loss.code()} {values.double().tolist()}"
+
+    @torch.no_grad()
+    def values(task: Task) -> list[Tensor]:
+        return [loss(task.outputs(task.at(x + 0.1), few.inputs[:]), few.labels[:])]
+
+    return f"{loss} {loss.code()} {alike_everywhere(values, task).hex()}"
 
 
 def _check_fit(task: Task, data: Federated) -> None:

@@ -482,6 +482,23 @@ def test_modules_that_look_alike_but_compute_other_things_share_no_noise(blobs: 
     assert len(keys) == 3
 
 
+def test_modules_that_round_differently_are_one_run(blobs: Federated) -> None:
+    """As the same module does on two processors: a seed means the same run on both."""
+    recipe = algorithms.dp_fedavg(noise_multiplier=1.0)
+    bends = (torch.abs, lambda x: (3 * x).abs() / 3)
+    one, two = (prepare(recipe, blobs, Bent(bend), rounds=1) for bend in bends)
+    assert not torch.equal(*(bend(blobs.inputs) for bend in bends))
+    assert one.key == two.key
+
+
+def test_modules_for_float32_only_are_told_apart_by_all_their_bits(blobs: Federated) -> None:
+    recipe = algorithms.dp_fedavg(noise_multiplier=1.0)
+    single = [lambda x, by=by: (by * x).to(torch.float32) for by in (1.0, 1.0, 1.0 + 2e-7)]
+    one, same, other = (prepare(recipe, blobs, Bent(bend), rounds=1).key for bend in single)
+    assert one == same
+    assert one != other
+
+
 def test_frozen_parameters_are_part_of_a_run_s_key_but_engines_are_not(blobs: Federated) -> None:
     """Engines compute the same numbers, so the same seed means the same run on all of them."""
     recipe = algorithms.dp_fedavg(noise_multiplier=1.0)
