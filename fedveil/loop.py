@@ -373,7 +373,7 @@ def sum_of_messages(
         return work.messages(group, torch.from_numpy(sends[start:stop]))
 
     count = mine.stop - mine.start
-    shares = equal_shares(count, engine.group_size)
+    shares = equal_shares(count, engine.group_size, engine.least_group)
     if recipe.by_record:  # one silo after the other, each on all cores
         shares = [slice(silo, silo + 1) for silo in range(count)]
     for part in map(messages, shares) if recipe.by_record else in_order(messages, shares):

@@ -42,14 +42,17 @@ def in_order(work: Callable[[Item], Answer], items: Sequence[Item]) -> Iterator[
                 rest.cancel()
 
 
-def equal_shares(count: int, most: int) -> list[slice]:
+def equal_shares(count: int, most: int, least: int = 1) -> list[slice]:
     """0 … count − 1 in shares of at most `most`, the same number for each core.
+
+    Shares of fewer than `least` are not worth a core: then there are fewer of them.
 
     Uses the number of cores, not of active threads: a run alone and the same run on one thread
     beside others have the same sums to the last bit. They also have the same noise, so a difference
     would be one that no noise covers.
     """
-    shares = min(count, cores() * -(-count // (cores() * most)))
+    even = cores() * -(-count // (cores() * most))
+    shares = min(count, even, max(-(-count // most), count // least))
     ends = [count * share // shares for share in range(shares + 1)] if shares else []
     return [slice(start, stop) for start, stop in pairwise(ends)]
 

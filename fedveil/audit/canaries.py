@@ -150,6 +150,11 @@ class CanaryEngine:
         """The inner engine's."""
         return self.inner.group_size
 
+    @property
+    def least_group(self) -> int:
+        """The inner engine's."""
+        return self.inner.least_group
+
     def begin(self, round: int, x: Tensor, data: Federated) -> None:
         """Start a new round from x."""
         self.round = round

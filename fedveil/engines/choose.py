@@ -115,12 +115,14 @@ class _Trial:
         """The engine of this name, with a suitable group size, on the device of the model."""
         device = self.task.device
         space = room(device)
+        least = 1 + int(SETTING_OUT[name] * PACE[name] / self.products)
         engine: Engine = LoopEngine(self.task)
         if name == "factored":
             known = self.cost or ForwardCost(1, 1, 0)
-            engine = FactoredEngine.sized(self.task, known, self.width, space)
+            sized = FactoredEngine.sized(self.task, known, self.width, space)
+            engine = replace(sized, least_group=least)
         elif name == "dense":
-            engine = DenseEngine.sized(self.task, space)
+            engine = replace(DenseEngine.sized(self.task, space), least_group=least)
         return PlacedEngine.on(engine, device)
 
     def problem(self, engine: Engine) -> str:

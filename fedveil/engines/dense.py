@@ -24,6 +24,7 @@ class DenseEngine:
     task: Task
     group_size: int
     name: str = "dense"
+    least_group: int = 1
 
     @classmethod
     def sized(cls, task: Task, space: int | None = None) -> DenseEngine:

@@ -124,6 +124,11 @@ class PlacedEngine:
         """That of the engine inside."""
         return self.inner.group_size
 
+    @property
+    def least_group(self) -> int:
+        """That of the engine inside."""
+        return self.inner.least_group
+
     def updates(self, x: Tensor, group: Group) -> Updates:
         """Computed on the device. One without float64 gives its rows to the CPU."""
         found = self.inner.updates(x.to(self.device), replace(group, device=self.device))

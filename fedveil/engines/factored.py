@@ -32,6 +32,7 @@ class FactoredEngine:
     task: Task
     group_size: int
     name: str = "factored"
+    least_group: int = 1
 
     @classmethod
     def sized(

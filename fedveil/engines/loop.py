@@ -18,6 +18,7 @@ class LoopEngine:
 
     task: Task
     group_size: int = 8
+    least_group: int = 1
     name: str = "loop"
 
     def updates(self, x: Tensor, group: Group) -> DenseUpdates:

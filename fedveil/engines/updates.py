@@ -188,5 +188,9 @@ class Engine(Protocol):
     def group_size(self) -> int:
         """Number of clients processed at once."""
 
+    @property
+    def least_group(self) -> int:
+        """Number of clients below which a second group costs more than a second core gains."""
+
     def updates(self, x: Tensor, group: Group) -> Updates:
         """y_i − x after each client's local steps from x."""

@@ -88,7 +88,8 @@ def walk_again(
         return (first.double() * second.double()).sum(dim=1)
 
     squares = torch.zeros(count, dtype=torch.float64)
-    parts = list(in_order(products, equal_shares(mine.stop - mine.start, engine.group_size)))
+    shares = equal_shares(mine.stop - mine.start, engine.group_size, engine.least_group)
+    parts = list(in_order(products, shares))
     if parts:
         squares[mine] = torch.cat(parts)
     team.add(squares)

@@ -36,7 +36,8 @@ class Scripted:
 
     answers: Sequence[Tensor]
     name: str = "scripted"
-    group_size: int = 3
+    group_size: int = 4
+    least_group: int = 1
 
     def updates(self, x: Tensor, group: Group) -> DenseUpdates:
         """The answers of a group; one of a wrong shape is a broken one."""

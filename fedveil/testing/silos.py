@@ -28,6 +28,7 @@ class Valued:
 
     name: str = "valued"
     group_size: int = 3
+    least_group: int = 1
 
     def updates(self, x: Tensor, group: Group) -> DenseUpdates:
         """The inputs of units with one example each."""

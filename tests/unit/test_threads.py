@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedveil import algorithms
+from fedveil import algorithms, threads
 from fedveil.data.federated import Examples, Federated
+from fedveil.engines import choose
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
@@ -78,6 +79,23 @@ def test_shares_are_complete_small_enough_and_even(count: int, most: int) -> Non
     assert len(shares) % cores() == 0 or len(shares) == count
 
 
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize(
+    ("count", "most", "least", "sizes"),
+    [
+        (30, 100, 31, [30]), (30, 100, 15, [15, 15]), (30, 100, 11, [15, 15]),
+        (30, 8, 31, [7, 8, 7, 8]), (3, 100, 2, [3]), (0, 100, 5, []),
+    ],
+)  # fmt: skip
+def test_shares_that_are_not_worth_a_core_are_joined(
+    monkeypatch: pytest.MonkeyPatch, count: int, most: int, least: int, sizes: list[int]
+) -> None:
+    """As far as one group may grow."""
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    shares = equal_shares(count, most, least)
+    assert [share.stop - share.start for share in shares] == sizes
+
+
 def population() -> Federated:
     rng = np.random.default_rng(0)
     inputs = torch.from_numpy(rng.random((60, 1, 8, 8), dtype=np.float32))
@@ -116,20 +134,31 @@ def played(
     return state.x
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("group", [2, 100])
-@pytest.mark.parametrize(
-    ("quantize", "beta"),
-    [(NoQuantization(), None), (NoQuantization(), 0.5), (StochasticRound(64), None)],
-    ids=["sum", "memory", "rounded"],
-)  # fmt: skip
-def test_a_run_is_the_same_on_any_number_of_threads(
-    engine: str, quantize: Quantize, beta: float | None, group: int
-) -> None:
+MESSAGES: dict[str, tuple[Quantize, float | None]] = {
+    "sum": (NoQuantization(), None),
+    "memory": (NoQuantization(), 0.5),
+    "rounded": (StochasticRound(64), None),
+}
+
+
+SMALL = [(engine, message, 2) for engine in ENGINES for message in MESSAGES]
+LARGE = [(engine, message, 100) for engine, message in zip(ENGINES, MESSAGES, strict=True)]
+
+
+@pytest.mark.parametrize(("engine", "message", "group"), [*SMALL, *LARGE])
+def test_a_run_is_the_same_on_any_number_of_threads(engine: str, message: str, group: int) -> None:
+    """Many groups of two, of everything; one large group of each engine and each message."""
+    quantize, beta = MESSAGES[message]
     one = played(engine, 1, quantize, beta, group)
     for _ in range(2):
         assert torch.equal(played(engine, 3, quantize, beta, group), one)
-    assert float((one - played(engine, 1, quantize, 0.1, group)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(("quantize", "beta"), MESSAGES.values(), ids=MESSAGES)
+def test_runs_of_other_recipes_differ(quantize: Quantize, beta: float | None) -> None:
+    """So that the check above has power."""
+    one, other = (played("factored", 1, quantize, each) for each in (beta, 0.1))
+    assert float((one - other).abs().max()) > 1e-3
 
 
 class Shifted(nn.Module):
@@ -146,8 +175,11 @@ class Shifted(nn.Module):
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_buffers_that_nobody_writes_are_no_state_on_any_thread(engine: str) -> None:
+def test_buffers_that_nobody_writes_are_no_state_on_any_thread(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each thread's copy is compared after every round with what it was when it was made."""
+    monkeypatch.setattr(choose, "SETTING_OUT", dict.fromkeys(choose.SETTING_OUT, 0.0))
     recipe = algorithms.fedavg(steps=2)
     result = train(recipe, population(), Shifted(), rounds=2, engine=engine)
     assert len(result.records) == 2

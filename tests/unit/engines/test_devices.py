@@ -58,7 +58,11 @@ def on_the_cpu(recipe: Recipe) -> Tensor:
     return played(recipe, ENGINES["factored"], CPU)
 
 
-EVERY = [(recipe, kind) for recipe in RECIPES for kind in ("factored", "dense", "loop")]
+EVERY = [
+    (recipe, kind)
+    for number, recipe in enumerate(RECIPES)
+    for kind in ("factored", ("dense", "loop")[number % 2])
+]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +71,7 @@ EVERY = [(recipe, kind) for recipe in RECIPES for kind in ("factored", "dense", 
 def test_a_round_of_every_recipe_and_engine_keeps_its_tensors_together(
     recipe: Recipe, kind: str
 ) -> None:
-    """Every algorithm on every engine."""
+    """Every algorithm with both kinds of updates: as factors, and as the rows of two engines."""
     with pretending() as device:
         found = played(recipe, ENGINES[kind], device)
     assert found.device == CPU
