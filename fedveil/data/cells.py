@@ -30,23 +30,17 @@ def words_of(column: pl.Series) -> pl.Series:
         words = column.cast(pl.String)
     else:
         words = written(column.name, column.to_list())
-    words = words.str.strip_chars()
-    return words.set(words.is_in(MISSING).fill_null(False), None)
+    return _in_turn(words, *_known())
 
 
 def cells_of(column: pl.Series) -> pl.Series:
     """The canonical form of each cell: 34, 34.0 and "34" are 34, true is 1, midnight is its day."""
-    import polars as pl
-
-    words = _dates(words_of(column))
-    numbers = words.cast(pl.Float64, strict=False).fill_nan(None)
-    return _first(_truth(words), _whole(numbers), numbers.cast(pl.String), words)
+    return _in_turn(_dates(words_of(column)), *_formed())
 
 
 def names_of(column: pl.Series) -> pl.Series:
     """Each cell as a client's name: 7.0 is 7 and true is 1, but 007 is a different client."""
-    words = _dates(words_of(column)).str.replace(r"^-0\.0+$", "0")
-    return _first(_truth(words), words.str.replace(r"^(-?[1-9][0-9]*|0)\.0+$", "${1}"))
+    return _in_turn(_dates(words_of(column)), *_named())
 
 
 def numbered(column: pl.Series, names: Sequence[str]) -> list[int | None]:
@@ -151,33 +145,73 @@ def _(value: datetime.timedelta) -> str:
     return str(value // moment * moment)
 
 
-def _truth(words: pl.Series) -> pl.Series:
+def _in_turn(words: pl.Series, *steps: pl.Expr | Sequence[pl.Expr]) -> pl.Series:
+    """The column "cell" after the last step, where each step reads what the one before gave.
+
+    For short columns, that is several times as fast as the same operations on series.
+    """
+    frame = words.alias("cell").to_frame()
+    for step in steps:
+        frame = frame.select(step)
+    return frame.to_series().alias(words.name)
+
+
+@functools.cache
+def _known() -> tuple[pl.Expr, ...]:
+    """Without blanks around a cell; null for the markers of a missing value."""
+    import polars as pl
+
+    cell = pl.col("cell")
+    return cell.str.strip_chars(), pl.when(~cell.is_in(MISSING)).then(cell)
+
+
+@functools.cache
+def _formed() -> tuple[Sequence[pl.Expr], ...]:
+    """Truth values as 1 and 0, whole numbers without a fraction, then other numbers and words."""
+    import polars as pl
+
+    cell, number = pl.col("cell"), pl.col("number")
+    is_whole = (number == number.round()) & (number.abs() < EXACT)
+    whole = pl.when(is_whole).then(number.cast(pl.Int64, strict=False)).cast(pl.String)
+    numbers = cell.cast(pl.Float64, strict=False).fill_nan(None)
+    form = pl.coalesce(_truth(), whole, number.cast(pl.String), cell)
+    return (cell, numbers.alias("number")), (form,)
+
+
+@functools.cache
+def _named() -> tuple[pl.Expr, ...]:
+    """Truth values as 1 and 0; whole numbers without a fraction, but with zeros before them."""
+    import polars as pl
+
+    cell = pl.col("cell")
+    whole = cell.str.replace(r"^(-?[1-9][0-9]*|0)\.0+$", "${1}")
+    return cell.str.replace(r"^-0\.0+$", "0"), pl.coalesce(_truth(), whole)
+
+
+def _truth() -> pl.Expr:
     """Truth values as 1 and 0; null for all others."""
     import polars as pl
 
-    known = {"true": "1", "false": "0"}
-    return words.str.to_lowercase().replace_strict(known, default=None, return_dtype=pl.String)
+    word = pl.col("cell").str.to_lowercase()
+    return pl.when(word == "true").then(pl.lit("1")).when(word == "false").then(pl.lit("0"))
 
 
 def _dates(words: pl.Series) -> pl.Series:
-    """Dates and times in canonical form: 2024-01-01T00:00:00.000 is 2024-01-01."""
-    words = words.str.replace(rf"^({_DAY})T(\d\d:\d\d.*)$", "${1} ${2}")
+    """Dates and times in canonical form: 2024-01-01T00:00:00.000 is 2024-01-01.
+
+    A word without a colon stays as it is, which is known long before three patterns have failed.
+    """
+    if not words.str.contains(":", literal=True).any():
+        return words
+    return _in_turn(words, _dated())
+
+
+@functools.cache
+def _dated() -> pl.Expr:
+    """A blank between day and time, and neither zeros at the end nor midnight."""
+    import polars as pl
+
+    words = pl.col("cell").str.replace(rf"^({_DAY})T(\d\d:\d\d.*)$", "${1} ${2}")
     fraction = rf"^((?:{_DAY} )?{_TIME}(?:\.\d*[1-9])?)\.?0*{_ZONE}$"
     words = words.str.replace(fraction, "${1}${2}")
     return words.str.replace(rf"^({_DAY}) 00:00(?::00)?{_ZONE}$", "${1}${2}")
-
-
-def _whole(numbers: pl.Series) -> pl.Series:
-    """Whole numbers as text without a fraction; null for all others."""
-    import polars as pl
-
-    whole = (numbers == numbers.round()) & (numbers.abs() < EXACT)
-    return numbers.set(~whole, None).cast(pl.Int64, strict=False).cast(pl.String)
-
-
-def _first(*columns: pl.Series) -> pl.Series:
-    """The first value of each row that is not null."""
-    found = columns[-1]
-    for column in reversed(columns[:-1]):
-        found = column.zip_with(column.is_not_null(), found)
-    return found.alias(columns[-1].name)

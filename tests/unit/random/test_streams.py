@@ -57,6 +57,18 @@ def test_a_secret_stream_is_the_cipher_under_its_subkey() -> None:
     assert stream(key, 3, "noise").bytes(256) == keystream(key.subkey(3, "noise"), 256)
 
 
+def test_a_public_stream_is_philox_under_the_digest_of_its_place() -> None:
+    """Also copies of it, which go on where it is."""
+    digest = hashlib.blake2b(b"fedveil/5/3/noise", digest_size=16).digest()
+    wanted = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+    found = stream(5, 3, "noise")
+    assert np.array_equal(found.integers(2**64, size=9, dtype=np.uint64), wanted.integers(
+        2**64, size=9, dtype=np.uint64))  # fmt: skip
+    following = wanted.random(5)
+    for copied in (copy.deepcopy(found), pickle.loads(pickle.dumps(found)), found):
+        assert np.array_equal(copied.random(5), following)
+
+
 def test_subkeys_differ_by_key_round_and_purpose() -> None:
     one, other = SecretKey(), SecretKey()
     places = [(1, "noise"), (11, "noise"), (1, "cohort"), (1, "1/noise"), (0, "noise")]
