@@ -57,8 +57,9 @@ def test_every_private_algorithm_is_replayed() -> None:
 
 @pytest.mark.parametrize("name", PRIVATE)
 def test_one_client_moves_the_sum_by_no_more_than_the_sensitivity(name: str) -> None:
+    """With other randomness than in `check_recipe`, which looks at every recipe, too."""
     recipe = PRIVATE[name]
-    met = check_neighbours(recipe)
+    met = check_neighbours(recipe, keys=(1,))
     message = recipe.message(DIM)
     coarse = message.grid is not None and message.steps.linf < 16  # rounding is much of a message
     for norm in ("L1", "L2", "L∞"):
@@ -82,7 +83,7 @@ def test_a_round_in_the_middle_of_a_run_keeps_the_sensitivity(name: str) -> None
     assert state is not None
     assert state.memory is not None
     assert float(state.memory[np.arange(CLIENTS)].abs().max()) > 0
-    assert max(check_neighbours(recipe, state).values()) > 0.9
+    assert max(check_neighbours(recipe, state, keys=(0, 1)).values()) > 0.9
 
 
 @pytest.mark.parametrize("name", COUNTED)
