@@ -172,15 +172,15 @@ def _ledgers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_models_are_checked_once() -> Iterator[None]:
-    """fedveil's own models are checked for state once, not at the start of every run.
+    """fedveil's own models are checked for state and mixing once, not at the start of every run.
 
     A model, a loss or a device that a test brings is checked each time, and so is what a test has
     changed in fedveil's own models and engines: the functions are part of the key.
     """
-    from fedveil.engines import isolation
+    from fedveil.engines import choose, isolation
     from fedveil.training import prepare
 
-    known: set[tuple[object, ...]] = set()
+    known: dict[tuple[object, ...], str] = {}
 
     def key(task: Task, engine: Engine, data: Federated) -> tuple[object, ...] | None:
         kinds = [type(module) for module in task.module.modules()]
@@ -202,10 +202,22 @@ def _own_models_are_checked_once() -> Iterator[None]:
             return
         isolation.refuse_memory(task, engine, data)
         if case is not None:
-            known.add(case)
+            known[case] = ""
+
+    problem = choose._Trial.problem
+
+    def problem_once(trial: choose._Trial, engine: Engine) -> str:
+        case = key(trial.task, engine, trial.data)
+        if case is None:
+            return problem(trial, engine)
+        case = (isolation.mixing, choose.mixing, *case)
+        if case not in known:
+            known[case] = problem(trial, engine)
+        return known[case]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prepare, "refuse_memory", refuse_once)
+        patch.setattr(choose._Trial, "problem", problem_once)
         yield
 
 

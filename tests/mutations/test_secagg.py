@@ -133,7 +133,8 @@ def exact() -> None:
 
 
 def attacked(kind: type[Attack] = Attack, attacks: int = 50) -> None:
-    assert violations(range(attacks), kind) == []
+    played = (kind(seed).play() for seed in range(attacks))
+    assert next(violations(played), None) is None  # one is enough
 
 
 def tolerant(key: bytes, box: bytes, facts: bytes) -> bytes:

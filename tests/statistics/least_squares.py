@@ -20,6 +20,7 @@ class LeastSquaresEngine:
     """
 
     group_size: int = 256
+    least_group: int = 1
     name: str = "least squares"
     known: dict[tuple[bytes, int, float], tuple[Tensor, Tensor, Tensor]] = field(
         default_factory=dict

@@ -117,27 +117,27 @@ def test_zhang_2022_claim_2_1(c: float, k: float, rate: float, steps: int) -> No
 def test_zhang_2022_claim_2_2(c: float, k: float) -> None:
     """Clipping differences reaches (k − 1)c/3, beyond c.
 
-    It asks for a rate at which no difference is clipped at the optimum: 0.1/k, by which each round
-    leaves 1 − 0.1/k of the distance; of 1000 rounds, 4e-6 at most.
+    It asks for a rate at which no difference is clipped at the optimum: 0.1/k. With the server's
+    rate of 5 each round leaves 1 − 0.5/k of the distance; 200 rounds leave 3e-6 at most.
     """
     problem = zhang2022_claim21(c, k)
     optimum = (k - 1) * c / 3
     assert float(problem.optimum) == pytest.approx(optimum)
-    gentle = algorithms.clipped_fedavg(c, learning_rate=0.1 / k, steps=1)
-    assert float(solve(gentle, problem, 1000)[-1]) == pytest.approx(optimum, rel=1e-3)
+    gentle = algorithms.clipped_fedavg(c, learning_rate=0.1 / k, steps=1, server_rate=5.0)
+    assert float(solve(gentle, problem, 200)[-1]) == pytest.approx(optimum, rel=1e-3)
 
 
 def test_error_compensation_reaches_the_optimum_where_clipping_stops_short() -> None:
     problem = heterogeneous_quadratic(clients=10, dim=5, seed=0)
     # The server's rate only sets the speed: what clipping ends at depends on C and η.
-    clipped = algorithms.clipped_fedavg(clip=0.01, learning_rate=0.1, steps=1, server_rate=5.0)
-    path = solve(clipped, problem, 1000)
+    clipped = algorithms.clipped_fedavg(clip=0.01, learning_rate=0.1, steps=1, server_rate=10.0)
+    path = solve(clipped, problem, 600)
     stuck = problem.suboptimality(path[-1])
     assert stuck == pytest.approx(problem.suboptimality(path[-100]), rel=1e-2)  # it has ended there
     normec = algorithms.alpha_normec(
-        beta=0.1, alpha=0.1, learning_rate=0.02, server_rate=0.02, normalize_server=False
+        beta=0.1, alpha=0.1, learning_rate=0.02, server_rate=0.04, normalize_server=False
     )
-    reached = problem.suboptimality(solve(normec, problem, 1000)[-1])
+    reached = problem.suboptimality(solve(normec, problem, 500)[-1])
     assert reached < 1e-5
     assert stuck > 100 * max(reached, 1e-7)
 
@@ -190,12 +190,13 @@ def test_dp_sgd_is_the_textbook_formula() -> None:
     assert torch.allclose(solve(recipe, problem, 1)[1], expected, atol=1e-5)
 
 
-@pytest.mark.parametrize(("c", "seed"), [(40.0, 0), (50.0, 1), (100.0, 2)])
+@pytest.mark.parametrize(("c", "seed"), [(40.0, 0), (100.0, 2)])
 def test_das_2022_section_5_3_normalizing_never_ends_above_clipping(c: float, seed: int) -> None:
     """Nor does its signal to noise lie below (Fig. 1 and 2).
 
     n = 100, d = 200, E = 20, K = 500, (5, 1e-6), full participation, the same noise for both. One
-    problem for each C: papers/das2022/figure1.toml and figure2.toml have all C on six problems.
+    problem each for the smallest and the largest C: papers/das2022/figure1.toml and figure2.toml
+    have all C on six problems.
     """
     problem = das2022_quadratics(seed)
     options = {"rate": 1.0, "learning_rate": 1e-3, "steps": 20}

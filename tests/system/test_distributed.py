@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,9 +59,9 @@ cli.main()
 """
 
 
-def torchrun(processes: int, *program: object) -> list[str]:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return [*start, "--nproc-per-node", str(processes), *map(str, program)]
+def torchrun(processes: int, *program: object) -> list[object]:
+    launcher = ("-m", "torch.distributed.run", "--standalone")
+    return [*launcher, "--nproc-per-node", processes, *program]
 
 
 def environment() -> dict[str, str]:
@@ -72,11 +71,12 @@ def environment() -> dict[str, str]:
 
 
 def run_together(processes: int, cwd: Path, *program: object) -> Outcome:
-    done = subprocess.run(
-        torchrun(processes, *program),
-        cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    child = start(torchrun(processes, *program), cwd, environment(), "torchrun")
+    try:
+        code = child.wait(LIMIT)
+    finally:
+        child.kill()
+    return Outcome(code, child.out.read_text(), child.err.read_text())
 
 
 def start_by_hand(processes: int, cwd: Path, *program: object) -> list[Forked]:
@@ -347,26 +347,23 @@ def _signals() -> Iterator[None]:
 
 
 @contextmanager
-def slow_run(
-    processes: int, cwd: Path, *flags: object
-) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def slow_run(processes: int, cwd: Path, *flags: object) -> Iterator[tuple[Forked, list[int]]]:
     """A run that has come to its first evaluation, and the processes that work on it, by rank."""
-    command = torchrun(processes, "--no-python", sys.executable, "-uc", SLOWLY, "train", *flags)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    program = torchrun(processes, "--no-python", sys.executable, "-uc", SLOWLY, "train", *flags)
     pids: dict[int, int] = {}
-    with subprocess.Popen(command, cwd=cwd, env=environment(), text=True, **pipes) as child:
-        try:
-            for line in child.stdout:
-                if line.startswith("pid"):
-                    _, pid, rank = line.split()
-                    pids[int(rank)] = int(pid)
-                if line.startswith("round"):
-                    break
-            yield child, [pids[rank] for rank in range(processes)]
-        finally:
-            for pid in [child.pid, *pids.values()]:
-                if alive(pid):
-                    os.kill(pid, signal.SIGKILL)
+    child = start(program, cwd, environment(), "torchrun")
+    try:
+        for line in child.lines(LIMIT):
+            if line.startswith("pid"):
+                _, pid, rank = line.split()
+                pids[int(rank)] = int(pid)
+            if line.startswith("round"):
+                break
+        yield child, [pids[rank] for rank in range(processes)]
+    finally:
+        for pid in [child.pid, *pids.values()]:
+            if alive(pid):
+                os.kill(pid, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
@@ -392,9 +389,9 @@ def test_a_killed_process_ends_the_run_which_then_goes_on(run: Run, tmp_path: Pa
     """Two processes begin, one goes on, and it is what one comes to alone."""
     with slow_run(2, tmp_path, *SILENT, "--rounds", 60, "--out", "a") as (child, pids):
         os.kill(pids[1], signal.SIGKILL)
-        _, errors = child.communicate(timeout=LIMIT)
+        assert child.wait(LIMIT) == 1
         wait_for(pids)
-    assert child.returncode == 1
+    errors = child.err.read_text()
     assert ours(errors) == [f"fedveil: Process 1 of 2 stopped, so the run ended. {GO_ON}"]
     assert not re.search(r"fedveil/\w+(/\w+)?\.py", errors)  # a traceback is torchrun's own
     assert not list(tmp_path.glob("a/.*"))
@@ -430,9 +427,10 @@ def test_ctrl_c_ends_all_after_the_round(
         patch.setattr(Training, "step", interrupted_at(30, Training.step))
         assert run(*flags, "--out", "a").code == 130
     with slow_run(2, tmp_path, "--resume", "a") as (child, pids):
-        child.send_signal(signal.SIGINT)
-        rest, errors = child.communicate(timeout=LIMIT)
+        child.signal(signal.SIGINT)
+        child.wait(LIMIT)
         wait_for(pids)
+    rest, errors = child.out.read_text(), child.err.read_text()
     assert ours(errors) == ["Stopping after this round. Press Ctrl-C again to stop now."]
     done = rounds(tmp_path / "a")
     assert f"stopped after {done} of 150 rounds" in rest

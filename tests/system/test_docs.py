@@ -18,6 +18,7 @@ import fedveil as fv
 from fedveil.algorithms import ALGORITHMS
 from fedveil.algorithms.citations import PAPERS, as_markdown, described, found
 from tests.conftest import Run
+from tests.system.forked import start
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -138,8 +139,11 @@ def test_the_worked_example_of_contributing_is_true(
     assert 3.9 < result.guarantee.epsilon <= 4.0
 
 
-def test_the_commands_of_contributing_run_and_an_own_run_goes_on(soft: Path, run: Run) -> None:
-    """Each finds soft.py anew; the comparison's workers and the resumed run are other processes."""
+def test_the_commands_of_contributing_run_and_an_own_run_goes_on(
+    soft: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds soft.py anew; the comparison's worker and the resumed run are other processes."""
+    monkeypatch.setattr("fedveil.commands.compare._jobs", lambda _: 1)  # so there is one worker
     lines = "".join(blocks(CONTRIBUTING, "console")).splitlines()
     typed = [line.removeprefix("$ fedveil ") for line in lines if line.startswith("$ fedveil")]
     words = {command.split()[0] for command in typed}
@@ -163,13 +167,13 @@ def test_the_commands_of_contributing_run_and_an_own_run_goes_on(soft: Path, run
 
 def fedveil(directory: Path, command: str) -> str:
     """What a command prints, in a directory and a process of its own."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "fedveil", *shlex.split(command)],
-        cwd=directory, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300, check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, (command, done.stderr)
-    return done.stdout
+    program = ("-m", "fedveil", *shlex.split(command))
+    done = start(program, directory, {**os.environ, "PYTHONPATH": str(ROOT)}, "fedveil")
+    try:
+        assert done.wait(300) == 0, (command, done.err.read_text())
+    finally:
+        done.kill()
+    return done.out.read_text()
 
 
 def test_the_example_of_using_a_model_runs(run: Run, tmp_path: Path) -> None:

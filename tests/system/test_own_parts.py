@@ -63,7 +63,9 @@ def test_a_plan_says_what_it_does_not_know_of_a_stranger_s_parts(stranger: Run) 
     assert "OwnNoise" in secure.err
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_stranger_s_algorithms_are_compared(stranger: Run) -> None:
+    """That processes of their own find a stranger's file is in test_docs.py."""
     names = "own_parts:dp_own,own_parts:dp_own_memory"
     compared = stranger("compare", "--algorithms", names, *SMALL, "--out", "c")
     assert compared.code == 0, compared.err

@@ -378,7 +378,8 @@ PLANTED = LISTED + MORE
 
 def by_audit(recipe: Recipe, data: Federated, rounds: int = 6) -> bool:
     """Whether a run of it contradicts its proof."""
-    return audit(recipe, data, rounds=rounds, canaries=100, delta=1e-4).alarm
+    found = audit(recipe, data, rounds=rounds, canaries=100, delta=1e-4, engine="factored")
+    return found.alarm
 
 
 def by_noise(recipe: Recipe) -> bool:

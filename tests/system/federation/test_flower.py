@@ -13,16 +13,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 
+from fedveil.federation.flower.app.frames import LIMIT
+from fedveil.federation.flower.certificates import write_certificates
 from fedveil.federation.flower.local import Finished, LocalFederation, Node
 from fedveil.federation.flower.processes import wait_for
+from fedveil.federation.flower.replies import HEADROOM
 from fedveil.federation.flower.writing import write_app
 from tests.system.federation.echo import LOG, PLAN, RESULTS
+from tests.system.federation.forking import local_federation
+from tests.system.forked import start
 
 ROOT = Path(__file__).parents[3]
 ECHO = [sys.executable, "-m", "tests.system.federation.echo"]
@@ -35,8 +41,8 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFedera
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFederation(tmp_path_factory.mktemp("federation"), CLIENTS) as made:
-            made.processes.start("agent-0", [*ECHO, "agent", made.nodes[0].socket])
+        with local_federation(tmp_path_factory.mktemp("federation"), CLIENTS) as made:
+            start_agent(made)
             made.start_supernode(made.nodes[0])
             for node in made.nodes[1:]:
                 start_joined(made, node)
@@ -62,25 +68,50 @@ def _no_run_is_left_behind(federation: LocalFederation) -> Iterator[None]:
         federation.processes.end("run")
 
 
+def start_agent(federation: LocalFederation) -> None:
+    federation.processes.start("agent-0", [*ECHO, "agent", federation.nodes[0].socket])
+
+
+def joining(federation: LocalFederation, key: Path, certificate: Path) -> list[str | Path]:
+    return [*ECHO, "join", federation.address, key, certificate]
+
+
 def start_joined(federation: LocalFederation, node: Node) -> None:
-    command = [*ECHO, "join", federation.address, node.key, federation.certificates.ca]
+    command = joining(federation, node.key, federation.certificates.ca)
     federation.processes.start(f"joined-{node.index}", command)
 
 
-def app(federation: LocalFederation, name: str, *exchanges: dict[int, bytes], **plan: Any) -> Path:
-    """An app whose server makes these exchanges, with deadlines of `seconds`."""
+def app(federation: LocalFederation, name: str, *exchanges: Exchange, status: int = 0) -> Path:
+    """An app whose server makes these exchanges, and returns a status."""
     directory = federation.directory / name
     write_app(directory, name, serve="tests.system.federation.echo:serve")
-    seconds = plan.pop("seconds", [30] * len(exchanges))
     steps = [
-        {"requests": {client: body.hex() for client, body in each.items()}, "seconds": deadline}
-        for each, deadline in zip(exchanges, seconds, strict=True)
+        {
+            "requests": {client: body.hex() for client, body in exchange.requests.items()},
+            "seconds": exchange.seconds,
+            "after": exchange.after and str(exchange.after),
+        }
+        for exchange in exchanges
     ]
-    whole = {"clients": CLIENTS, "status": 0, "exchanges": steps} | plan
-    (directory / PLAN).write_text(json.dumps(whole))
+    plan = {"clients": CLIENTS, "status": status, "exchanges": steps}
+    (directory / PLAN).write_text(json.dumps(plan))
     roster = {"client": [{"node": node.public} for node in federation.nodes]}
     (directory / "roster.toml").write_text(tomli_w.dumps(roster))
     return directory
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What each client is asked, how long its reply is waited for, and after which file exists."""
+
+    requests: dict[int, bytes]
+    seconds: float = 30
+    after: Path | None = None
+
+
+def until(file: Path) -> bytes:
+    """A request that is answered once a file exists."""
+    return b"wait %s" % str(file).encode()
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
@@ -91,6 +122,11 @@ def results(directory: Path) -> list[dict[str, Any]]:
 def replies(directory: Path) -> list[dict[int, bytes]]:
     got = [line["replies"] for line in results(directory) if "replies" in line]
     return [{int(c): bytes.fromhex(body) for c, body in each.items()} for each in got]
+
+
+def seconds(directory: Path) -> list[float]:
+    """How long each exchange took."""
+    return [line["seconds"] for line in results(directory) if "seconds" in line]
 
 
 def wait_until_sent(directory: Path, exchanges: int = 1) -> int:
@@ -105,99 +141,102 @@ def wait_until_sent(directory: Path, exchanges: int = 1) -> int:
     return int(sent[-1]["pid"])
 
 
-def assert_completed(finished: Finished) -> None:
+MODEL = os.urandom(300_000)
+FIRST = {client: b"%d:" % client + MODEL for client in range(CLIENTS)}
+SECOND = {client: os.urandom(client + 1) for client in range(CLIENTS)}
+
+
+@pytest.fixture(scope="module")
+def eventful(federation: LocalFederation) -> Path:
+    """A completed run in which bytes arrive, then an agent is killed, and then a joined client."""
+    gate, never = federation.directory / "agent-is-dead", federation.directory / "never"
+    directory = app(
+        federation,
+        "eventful",
+        Exchange(FIRST),
+        Exchange(SECOND),
+        Exchange({1: b"large %d" % (LIMIT + HEADROOM), 2: b"b"}, 50),
+        Exchange({0: b"a", 1: b"b"}, after=gate),
+        Exchange({1: b"a", 2: until(never)}, 8),
+        Exchange({1: b"c"}),
+    )
+    federation.start_run(directory)
+    wait_for("The first exchanges", lambda: len(replies(directory)) == 3, RUN)
+    federation.processes.kill("agent-0")
+    federation.processes.end("agent-0")
+    gate.touch()
+    wait_until_sent(directory, 5)
+    federation.processes.kill("joined-2")
+    federation.processes.end("joined-2")
+    finished = federation.finished(RUN)
     assert finished.completed, finished.details + finished.output
+    start_agent(federation)
+    return directory
 
 
-def test_bytes_arrive_by_agent_and_by_joined_clients_but_none_of_60_mb(
-    federation: LocalFederation,
+def test_bytes_arrive_by_agent_and_by_joined_clients_but_none_above_the_limit(
+    eventful: Path,
 ) -> None:
-    model = os.urandom(300_000)
-    first = {client: b"%d:" % client + model for client in range(CLIENTS)}
-    second = {client: os.urandom(client + 1) for client in range(CLIENTS)}
-    large = {1: b"large 60000000", 2: b"b"}
-    directory = app(federation, "echo", first, second, large, seconds=[30, 30, 50])
-    assert_completed(federation.run(directory, RUN))
-    assert replies(directory) == [first, second, {2: b"b"}]
-    assert results(directory)[-1]["seconds"] < 45  # nobody waits for the one that is refused
-    assert "A reply could not be read (LargeReplyError)" in (directory / LOG).read_text()
+    assert replies(eventful)[:3] == [FIRST, SECOND, {2: b"b"}]
+    assert seconds(eventful)[2] < 45  # nobody waits for the one that is refused
+    assert "A reply could not be read (LargeReplyError)" in (eventful / LOG).read_text()
 
 
-def test_a_run_that_stopped_early_has_failed(federation: LocalFederation) -> None:
-    finished = federation.run(app(federation, "early", status=3), RUN)
-    assert (finished.status, finished.completed) == ("failed", False)
-    assert "stopped early with status 3" in finished.details
+def test_a_killed_agent_costs_its_own_client_and_no_deadline(eventful: Path) -> None:
+    assert replies(eventful)[3] == {1: b"b"}
+    assert seconds(eventful)[3] < 25  # the ClientApp said so, before the deadline
 
 
-def test_a_key_that_is_not_registered_is_refused(federation: LocalFederation) -> None:
+def test_a_killed_client_yields_nothing_and_the_exchange_ends_at_its_deadline(
+    federation: LocalFederation, eventful: Path
+) -> None:
+    assert replies(eventful)[4:] == [{1: b"a"}, {1: b"c"}]
+    assert 8 <= seconds(eventful)[4] < 25  # a busy machine is late, and Flower waits much longer
+    node = federation.nodes[2]
+    since = federation.connected_since(node)
+    start_joined(federation, node)
+    wait_for("Its return", lambda: federation.connected_since(node) > since, RUN)
+
+
+def test_a_key_that_is_not_registered_is_refused(
+    federation: LocalFederation, eventful: Path, tmp_path: Path
+) -> None:
+    before = federation.online()
     stranger = federation.unregistered(99)
     federation.start_supernode(stranger)  # it tries for a while, beside the other one
-    command = [*ECHO, "join", federation.address, stranger.key, federation.certificates.ca]
-    refused = subprocess.run(
-        [str(part) for part in command], cwd=ROOT, capture_output=True, text=True, timeout=RUN
-    )
-    assert refused.returncode != 0
-    assert "The SuperLink refuses this node's key" in refused.stderr
+    command = joining(federation, stranger.key, federation.certificates.ca)
+    joined = start(command[1:], tmp_path, os.environ, "stranger")
+    assert joined.wait(RUN) != 0
+    assert "The SuperLink refuses this node's key" in joined.err.read_text()
     wait_for("Its refusal", lambda: not federation.processes.alive("supernode-99"), RUN)
     federation.processes.end("supernode-99")
-    assert federation.online() == CLIENTS
+    assert federation.online() == before
 
 
 def test_a_server_with_another_certificate_is_not_joined(
     federation: LocalFederation, tmp_path: Path
 ) -> None:
-    from fedveil.federation.flower.certificates import write_certificates
-
     other = write_certificates(tmp_path).ca
-    node = federation.nodes[1]
-    command = [*ECHO, "join", federation.address, node.key, other]
-    process = subprocess.Popen(
-        [str(part) for part in command], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
+    command = joining(federation, federation.nodes[1].key, other)
+    child = start(command[1:], tmp_path, os.environ, "misled")
     try:
-        assert "Could not connect (ConnectError)" in process.stderr.readline()
+        wait_for("Its complaint", lambda: "\n" in child.err.read_text(), RUN)
+        assert "Could not connect (ConnectError)" in child.err.read_text().splitlines()[0]
     finally:
-        process.kill()
-        process.communicate(timeout=10)
+        child.kill()
+        child.wait(10)
 
 
-def test_a_killed_client_yields_nothing_and_the_exchange_ends_at_its_deadline(
-    federation: LocalFederation,
-) -> None:
-    gate, node = federation.directory / "never", federation.nodes[2]
-    requests = {1: b"a", 2: b"wait %s" % str(gate).encode()}
-    directory = app(federation, "killed", requests, {1: b"b"}, seconds=[8, 30])
-    since = federation.connected_since(node)
-    federation.start_run(directory)
-    wait_until_sent(directory)
-    federation.processes.kill("joined-2")
-    federation.processes.end("joined-2")
-    start_joined(federation, node)
-    assert_completed(federation.finished(RUN))
-    assert replies(directory) == [{1: b"a"}, {1: b"b"}]
-    seconds = [line["seconds"] for line in results(directory) if "seconds" in line]
-    assert 8 <= seconds[0] < 25  # a busy machine is late, and Flower itself waits much longer
-    wait_for("Its return", lambda: federation.connected_since(node) > since, RUN)
+@pytest.fixture(scope="module")
+def restarted(federation: LocalFederation) -> tuple[Path, list[dict[int, bytes]]]:
+    """A run whose SuperLink was killed in the first of three exchanges, and what was asked.
 
-
-def test_a_killed_agent_costs_its_own_client_and_no_deadline(federation: LocalFederation) -> None:
-    federation.processes.kill("agent-0")
-    federation.processes.end("agent-0")
-    directory = app(federation, "agentless", {0: b"a", 1: b"b"})
-    assert_completed(federation.run(directory, RUN))
-    assert replies(directory) == [{1: b"b"}]
-    assert results(directory)[-1]["seconds"] < 25  # the ClientApp said so, before the deadline
-    federation.processes.start("agent-0", [*ECHO, "agent", federation.nodes[0].socket])
-
-
-def test_a_superlink_that_is_killed_and_restarted_on_its_database_costs_no_reply(
-    federation: LocalFederation,
-) -> None:
-    gate = federation.directory / "restarted"
-    waiting = {client: b"wait %s" % str(gate).encode() for client in (1, 2)}
-    after = dict.fromkeys((1, 2), b"after")
-    directory = app(federation, "restart", waiting, after, seconds=[45, 45])
+    Its last one waits for a file.
+    """
+    gate, later = federation.directory / "restarted", federation.directory / "later"
+    asked = [dict.fromkeys((1, 2), until(gate)), dict.fromkeys((1, 2), b"after")]
+    last = {1: until(later), 2: b"x"}
+    directory = app(federation, "restart", *(Exchange(each, 45) for each in asked), Exchange(last))
     federation.start_run(directory)
     wait_until_sent(directory)
     time.sleep(2)  # the clients have their requests
@@ -205,20 +244,37 @@ def test_a_superlink_that_is_killed_and_restarted_on_its_database_costs_no_reply
     time.sleep(1)
     federation.start_superlink()
     gate.touch()
-    wait_for("The exchanges", lambda: len(replies(directory)) == 2, RUN)
-    assert replies(directory) == [waiting, after]
+    wait_for("The exchanges", lambda: len(replies(directory)) >= 2, RUN)
     federation.processes.end("run")  # the CLI's log stream did not survive the restart
+    return directory, asked
+
+
+def test_a_superlink_that_is_killed_and_restarted_on_its_database_costs_no_reply(
+    restarted: tuple[Path, list[dict[int, bytes]]],
+) -> None:
+    directory, asked = restarted
+    assert replies(directory)[:2] == asked
+
+
+@pytest.fixture(scope="module")
+def after_a_killed_server(
+    federation: LocalFederation, restarted: tuple[Path, list[dict[int, bytes]]]
+) -> tuple[Path, Finished]:
+    """A run whose server stops early, after one whose server died in an exchange."""
+    os.kill(wait_until_sent(restarted[0], 3), signal.SIGKILL)
+    (federation.directory / "later").touch()
+    directory = app(federation, "again", Exchange({1: b"y", 2: b"z"}), status=3)
+    return directory, federation.run(directory, RUN)
 
 
 def test_a_killed_server_app_does_not_keep_the_next_run_from_working(
-    federation: LocalFederation,
+    after_a_killed_server: tuple[Path, Finished],
 ) -> None:
-    gate = federation.directory / "later"
-    directory = app(federation, "server-killed", {1: b"wait %s" % str(gate).encode(), 2: b"x"})
-    federation.start_run(directory)
-    os.kill(wait_until_sent(directory), signal.SIGKILL)
-    federation.processes.end("run")
-    gate.touch()
-    again = app(federation, "again", {1: b"y", 2: b"z"})
-    assert_completed(federation.run(again, RUN))
-    assert replies(again) == [{1: b"y", 2: b"z"}]
+    directory, finished = after_a_killed_server
+    assert replies(directory) == [{1: b"y", 2: b"z"}], finished.details + finished.output
+
+
+def test_a_run_that_stopped_early_has_failed(after_a_killed_server: tuple[Path, Finished]) -> None:
+    _, finished = after_a_killed_server
+    assert (finished.status, finished.completed) == ("failed", False)
+    assert "stopped early with status 3" in finished.details

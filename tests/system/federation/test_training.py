@@ -21,6 +21,7 @@ from fedveil.ledger.ledger import open_ledger
 from fedveil.runs.opened import Interface
 from fedveil.runs.saved import SavedRun
 from tests.system.federation.crashing import PLAN
+from tests.system.federation.forking import local_federation
 from tests.unit.federation.hall import CLIENTS, SECAGG, examples
 
 ROOT = Path(__file__).parents[3]
@@ -64,7 +65,7 @@ def flower(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         patch.setenv("OMP_NUM_THREADS", "1")
-        with LocalFederation(tmp_path_factory.mktemp("flower"), 0) as made:
+        with local_federation(tmp_path_factory.mktemp("flower"), 0) as made:
             for home in homes:
                 made.admit((home.path / "node.pub").read_text())
                 start(made, home)

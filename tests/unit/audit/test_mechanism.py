@@ -22,7 +22,7 @@ from fedveil.parts import (
 from fedveil.parts.noise import Noise
 from tests.contracts.examples import NOISES
 
-TRIALS = 1500
+TRIALS = 1000
 SURE = 1e-6  # so that a bound above the truth is no matter of seeds
 
 
@@ -44,7 +44,7 @@ def test_no_event_contradicts_the_project_s_own_noises(noise: Noise, dim: int) -
     ids=repr,
 )
 def test_a_good_part_of_epsilon_is_found(noise: Noise) -> None:
-    result = audit_noise(noise, np.random.default_rng(0), dim=1, trials=6000, alpha=1e-3)
+    result = audit_noise(noise, np.random.default_rng(0), dim=1, trials=3000, alpha=1e-3)
     assert 1.5 < result.audited < result.claimed
 
 

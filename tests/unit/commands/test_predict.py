@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,15 +18,23 @@ from fedveil.training.start import train
 from tests.conftest import Run
 
 
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table, and the run "a" on it, which nobody changes."""
+    place = tmp_path_factory.mktemp("trained")
     ages = [20 + (7 * i) % 60 for i in range(80)]
     rows = {"who": [f"p{i % 8}" for i in range(80)], "age": ages}
     pl.DataFrame({**rows, "old": ["yes" if age > 50 else "no" for age in ages]}).write_csv(
-        tmp_path / "ages.csv"
+        place / "ages.csv"
     )
-    data = load_table(tmp_path / "ages.csv", "who", "old", classes=("no", "yes")).split(ByKey())
-    train(fedavg(learning_rate=1.0, steps=10), data, rounds=20, save=tmp_path / "a")
+    data = load_table(place / "ages.csv", "who", "old", classes=("no", "yes")).split(ByKey())
+    train(fedavg(learning_rate=1.0, steps=10), data, rounds=20, save=place / "a")
+    return place
+
+
+@pytest.fixture
+def table(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     return tmp_path / "ages.csv"
 
 

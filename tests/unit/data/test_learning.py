@@ -43,8 +43,14 @@ def learned(frame: Any, **given: Any) -> Dataset:
     return load_table(frame, "who", "ill", stats_epsilon=2.0, **given)
 
 
-def test_columns_are_what_they_seem_to_be() -> None:
-    data = learned(visits())
+@pytest.fixture(scope="module")
+def usual() -> Dataset:
+    """What is learned of these visits, for all tests that only read it."""
+    return learned(visits())
+
+
+def test_columns_are_what_they_seem_to_be(usual: Dataset) -> None:
+    data = usual
     assert data.encoder is not None
     encoder = TableEncoder.from_json(data.encoder)
     age, sodium, ward, on = encoder.columns
@@ -62,8 +68,8 @@ def test_columns_are_what_they_seem_to_be() -> None:
     assert "Left out visit: text of which no value is shared by enough clients" in notes
 
 
-def test_what_is_learned_is_covered_and_said() -> None:
-    data = learned(visits())
+def test_what_is_learned_is_covered_and_said(usual: Dataset) -> None:
+    data = usual
     assert data.origin.exclusions == ()
     assert data.origin.statistics is not None
     assert data.origin.released[0] == "the classes of 'ill'"
@@ -83,15 +89,15 @@ def test_what_is_learned_is_covered_and_said() -> None:
     assert ours > theirs  # statistics are paid for
 
 
-def test_statistics_that_use_up_epsilon_are_refused() -> None:
-    data = learned(visits()).split(ByKey())
+def test_statistics_that_use_up_epsilon_are_refused(usual: Dataset) -> None:
+    data = usual.split(ByKey())
     with pytest.raises(UserError, match="The statistics of the data alone spend"):
         prepare(algorithms.dp_fedavg(clip=1.0, rate=0.1), data, rounds=5, epsilon=1.5)
 
 
-def test_the_same_request_is_the_same_release_and_another_one_is_not() -> None:
-    frame = visits()
-    first, again = learned(frame), learned(frame.sample(fraction=1, shuffle=True, seed=1))
+def test_the_same_request_is_the_same_release_and_another_one_is_not(usual: Dataset) -> None:
+    frame, first = visits(), usual
+    again = learned(frame.sample(fraction=1, shuffle=True, seed=1))
     assert first.encoder == again.encoder
     assert first.source == again.source
     assert first.encoder != learned(frame, seed=1).encoder
@@ -205,14 +211,14 @@ def test_an_example_pays_for_a_replaced_client() -> None:
     assert single.ratio == pytest.approx(known.ratio / 2**0.5)
 
 
-def test_views_that_do_not_trust_the_server_have_no_statistics() -> None:
-    data = learned(visits()).split(ByKey())
+def test_views_that_do_not_trust_the_server_have_no_statistics(usual: Dataset) -> None:
+    data = usual.split(ByKey())
     with pytest.raises(UserError, match="computed by a trusted server"):
         prepare(algorithms.dp_norm_fedavg_secagg(clients=50), data, rounds=2, epsilon=4)
 
 
-def test_an_encoder_keeps_its_statistics(tmp_path: Path) -> None:
-    data = learned(visits())
+def test_an_encoder_keeps_its_statistics(tmp_path: Path, usual: Dataset) -> None:
+    data = usual
     assert data.encoder is not None
     (tmp_path / "encoder.json").write_text(data.encoder, encoding="utf-8")
     encoder = TableEncoder.from_json(tmp_path / "encoder.json")

@@ -150,16 +150,23 @@ def test_every_class_is_as_frequent_as_another() -> None:
 
 
 def test_inputs_are_like_those_of_their_class_and_their_client() -> None:
-    """μ, ν and 3ε have variances 1 : 1 : 9, so a shared one is an eleventh of the whole."""
+    """μ, ν and 3ε have variances 1 : 1 : 9, so a shared one is an eleventh of the whole.
+
+    Sums over all pairs of examples are squares of sums over examples.
+    """
     data = synthetic(clients=2000, examples=2, alpha=100.0)
     x, y = data.inputs[:].double(), data.labels[:]
     x -= x.mean(0)
-    client = torch.arange(2000).repeat_interleave(2)
-    same, class_ = client[:, None] == client, y[:, None] == y
-    products = x @ x.t() / x.square().sum(1).mean()
-    assert products[same & ~class_].mean() == pytest.approx(1 / 11, abs=0.01)
-    assert products[~same & class_].mean() == pytest.approx(1 / 11, abs=0.02)
-    assert products[~same & ~class_].mean() == pytest.approx(0, abs=0.02)
+    x /= x.square().sum(1).mean().sqrt()
+    products, alike = (x[::2] * x[1::2]).sum(1), y[::2] == y[1::2]  # of the two of each client
+    of_classes = torch.zeros(10, x.shape[1], dtype=torch.float64).index_add(0, y, x)
+    inside = of_classes.square().sum() - x.square().sum() - 2 * products[alike].sum()
+    pairs_inside = torch.bincount(y).square().sum() - len(y) - 2 * alike.sum()
+    across = x.sum(0).square().sum() - of_classes.square().sum() - 2 * products[~alike].sum()
+    pairs_across = len(y) ** 2 - torch.bincount(y).square().sum() - 2 * (~alike).sum()
+    assert products[~alike].mean() == pytest.approx(1 / 11, abs=0.01)
+    assert inside / pairs_inside == pytest.approx(1 / 11, abs=0.02)
+    assert across / pairs_across == pytest.approx(0, abs=0.02)
 
 
 @pytest.mark.parametrize("features", [3, 64, 784, 3000])

@@ -182,7 +182,10 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test_nothing_is_lost_undercounted_or_double_counted(
     template: Federation, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for seed in range(block * SCHEDULES // 4, (block + 1) * SCHEDULES // 4):
+    """A masked sum has many messages: half of its schedules have 5 to 12 faults of each kind."""
+    masked = template.agreement.recipe.name == SECAGG.name
+    count = SCHEDULES // 2 if masked else SCHEDULES
+    for seed in range(block * count // 4, (block + 1) * count // 4):
         with monkeypatch.context() as patched:
             _play(_copy(template, tmp_path / str(seed)), seed, patched)
 

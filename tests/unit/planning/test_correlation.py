@@ -18,20 +18,22 @@ def case(recipe: Recipe, clients: int, rounds: int, epsilon: float | None, dim: 
 def test_banded_noise_has_a_third_of_the_error_with_many_clients() -> None:
     """342,000 clients, 1,000 a round, 2,052 rounds, ε = 8: six participations, 342 rounds apart."""
     planned = case(algorithms.dp_fedavg(rate=1000 / 342_000), 342_000, 2052, 8.0)
-    found = {one.name: one for one in reversed(choices(planned))}
+    every = choices(planned)
+    found = {one.name: one for one in reversed(every)}
     assert found["independent"].error == 1
     assert 0.3 < found["banded"].error < 0.4
     assert found["blt"].error < 1.05 * found["banded"].error
-    text = advice(choices(planned), 100)
+    text = advice(every, 100)
     assert "banded noise would have 0.37 times the error in prefix sums" in text
     assert "--set noise=banded --set clients=1000." in text
-    assert "blt noise would have" in advice(choices(planned), 4_000_000)  # 342 vectors of 32 MB
+    assert "blt noise would have" in advice(every, 4_000_000)  # 342 vectors of 32 MB
 
 
 def test_nothing_is_gained_in_the_readme_s_demo() -> None:
     planned = case(algorithms.dp_norm_fedavg(rate=0.2), 3000, 200, 5.0)
-    assert min(one.error for one in choices(planned)[1:]) > 0.95
-    assert advice(choices(planned), 7850).startswith("not recommended (1.07×")
+    every = choices(planned)
+    assert min(one.error for one in every[1:]) > 0.95
+    assert advice(every, 7850).startswith("not recommended (1.07×")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import threading
 import tomllib
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from fedveil.recipe import Recipe
 from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.runs.saved import CHECKPOINT, SavedRun
 from fedveil.runs.states import OLD_NAMES, digest_of, tensors_of
-from fedveil.training.start import train
+from fedveil.training.settings import DataSettings, Settings, from_settings
+from fedveil.training.start import finish, start, train
 
 FULL = Path("/dev/full")
 
@@ -153,12 +155,25 @@ BROKEN: dict[str, tuple[str, Callable[[Path], None]]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two rounds with a memory, which nobody changes."""
+    path = tmp_path_factory.mktemp("whole") / "a"
+    settings = Settings(
+        algorithm="fed_alpha_normec",
+        parameters={"noise_multiplier": 1.0},
+        rounds=2,
+        data=DataSettings(dataset="digits", clients=5),
+    )
+    finish(start(from_settings(settings), path))
+    return path
+
+
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_file_is_one_sentence_that_names_it(
-    name: str, refused: Callable[..., str], run: Callable[..., object], tmp_path: Path
+    name: str, refused: Callable[..., str], whole: Path, tmp_path: Path
 ) -> None:
-    flags = ("--algorithm", "fed_alpha_normec", "--noise-multiplier", 1.0, "--rounds", 2)
-    run("train", *flags, "--dataset", "digits", "--clients", 5, "--out", "a")
+    shutil.copytree(whole, tmp_path / "a")
     file, harm = BROKEN[name]
     harm(tmp_path / "a" / file)
     before = {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()}

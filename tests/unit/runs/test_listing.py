@@ -23,9 +23,18 @@ from fedveil.training.start import train
 PRIVATE = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
 
 
+@pytest.fixture(scope="module")
+def whole(blobs: Federated, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that nobody changes."""
+    path = tmp_path_factory.mktemp("whole") / "a"
+    train(PRIVATE, blobs, rounds=3, seed=5, save=path)
+    return path
+
+
 @pytest.fixture
-def finished(blobs: Federated, tmp_path: Path) -> Path:
-    train(PRIVATE, blobs, rounds=3, seed=5, save=tmp_path / "runs" / "a")
+def finished(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(whole, tmp_path / "runs" / "a")
     return tmp_path / "runs" / "a"
 
 

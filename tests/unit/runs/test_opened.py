@@ -81,7 +81,7 @@ def test_many_rows_are_predicted_in_their_order() -> None:
     trained()
     run = fv.open_run("run")
     many = torch.randn(2 * BATCH + 1, 4, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(run.probabilities(many), run.model(many).softmax(1))
+    assert torch.allclose(run.probabilities(many), run.model(many).softmax(1), atol=1e-6)
 
 
 def test_what_is_made_to_be_released_is_enough() -> None:
@@ -100,9 +100,10 @@ def test_classes_without_names_are_numbers() -> None:
     assert set(fv.open_run("run").predict(torch.eye(4))) <= {0, 1, 2}
 
 
-@pytest.fixture
-def table(here: Path) -> pl.DataFrame:
-    """A run on a table that is gone since."""
+@pytest.fixture(scope="module")
+def run_on_a_table(tmp_path_factory: pytest.TempPathFactory) -> tuple[pl.DataFrame, Path]:
+    """The rows, and a run on them that nobody changes."""
+    place = tmp_path_factory.mktemp("table")
     frame = pl.DataFrame(
         {
             "who": [f"p{i // 4}" for i in range(40)],
@@ -111,14 +112,22 @@ def table(here: Path) -> pl.DataFrame:
             "y": [("no", "yes")[i % 7 > 3] for i in range(40)],
         }
     )
-    frame.write_csv("table.csv")
-    (here / "s.toml").write_text(
+    frame.write_csv(place / "table.csv")
+    (place / "s.toml").write_text(
         'algorithm = "fedavg"\nrounds = 3\n[parameters]\nlearning_rate = 0.5\nsteps = 20\n'
         '[data]\npath = "table.csv"\nclient = "who"\nlabel = "y"\nstandardize = true\n'
     )
-    settings = read_settings(here / "s.toml", {})
-    finish(start(from_settings(settings), here / "run"))
-    Path("table.csv").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        finish(start(from_settings(read_settings(place / "s.toml", {})), place / "run"))
+    return frame, place / "run"
+
+
+@pytest.fixture
+def table(here: Path, run_on_a_table: tuple[pl.DataFrame, Path]) -> pl.DataFrame:
+    """The rows of a run, which is here, but its table is not."""
+    frame, run = run_on_a_table
+    shutil.copytree(run, here / "run")
     return frame
 
 

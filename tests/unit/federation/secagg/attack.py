@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -286,11 +286,8 @@ class LentClient(Attack):
         return [{client: [idle, without] for client in HONEST}]
 
 
-def violations(seeds: range, kind: type[Attack] = Attack) -> list[tuple[int, set[int]]]:
+def violations(played: Iterable[Attack]) -> Iterator[tuple[int, set[int]]]:
     """Sums with the noise of fewer honest clients than the statement counts on."""
-    found = []
-    for seed in seeds:
-        attack = kind(seed).play()
+    for number, attack in enumerate(played):
         least = attack.terms.enough - attack.terms.corrupt
-        found += [(seed, group) for group in attack.sums if len(group) < least]
-    return found
+        yield from ((number, group) for group in attack.sums if len(group) < least)
