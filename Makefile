@@ -19,10 +19,10 @@ federation: setup
 test: setup data
 	@sh scripts/mnist
 	@sh scripts/chromium
-	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 FEDVEIL_MNIST=.cache/mnist/package/data $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 quick: setup
-	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal -m "(unit or contracts) and not slow"
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "(unit or contracts) and not slow"
 
 check: setup
 	$(BIN)/ruff format --check .
