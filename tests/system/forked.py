@@ -58,12 +58,13 @@ class Forked:
         os.kill(self.pid, number)
 
     def lines(self, seconds: float) -> Iterator[str]:
-        """Its output, line by line as it comes, until it ends."""
-        until = time.monotonic() + seconds
+        """Its output, line by line as each is complete, until it ends."""
+        until, begun = time.monotonic() + seconds, ""
         with self.out.open(encoding="utf-8") as file:
             while time.monotonic() < until:
                 alive = self.process.is_alive()
-                yield from iter(file.readline, "")
+                *whole, begun = (begun + file.read()).split("\n")
+                yield from (f"{line}\n" for line in whole)
                 if not alive:
                     return
                 time.sleep(0.02)

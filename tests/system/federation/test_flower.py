@@ -115,8 +115,10 @@ def until(file: Path) -> bytes:
 
 
 def results(directory: Path) -> list[dict[str, Any]]:
+    """What the server has noted so far, without a line that it is still writing."""
     path = directory / RESULTS
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def replies(directory: Path) -> list[dict[int, bytes]]:
