@@ -103,7 +103,20 @@ class Declared:
         return first, last
 
     def check(self, frame: pl.DataFrame) -> None:
-        """Refuse declarations that do not match the table's header."""
+        """Refuse declarations that do not match the table's header, or that declare nothing."""
+        self._check_inputs(frame)
+        self._check_names(frame)
+        for name, limits in self.ranges.items():
+            _check_range(name, limits)
+        for name, values in self.categories.items():
+            if not values or not distinct(values):
+                raise UserError(
+                    f"The categories of '{name}' are empty or repeat a value. List each value once."
+                )
+        if not 1 <= self.buckets <= MAX_BUCKETS:
+            raise UserError(f"buckets is {self.buckets}. Give a number from 1 to {MAX_BUCKETS:,}.")
+
+    def _check_inputs(self, frame: pl.DataFrame) -> None:
         for name in (*self.columns, *self.drop):
             check_column(frame, name, "column")
         if both := set(self.columns) & {*self.drop, self.client, self.label}:
@@ -111,6 +124,9 @@ class Declared:
                 f"'{min(both)}' is named as an input and also dropped, or the client or label "
                 "column. Name it once."
             )
+
+    def _check_names(self, frame: pl.DataFrame) -> None:
+        """Each declared column is an input of the table, with one declaration."""
         for name in (*self.ranges, *self.categories, *self.dates):
             what = "a range" if name in self.ranges else "categories"
             check_column(frame, name, f"column for {what}")
@@ -122,21 +138,6 @@ class Declared:
                 raise UserError(
                     f"'{name}' has two of a range, categories and dates. Declare only one of them."
                 )
-        for name, limits in self.ranges.items():
-            if not (isinstance(limits, tuple | list) and len(limits) == 2):
-                raise UserError(f"The range of '{name}' is {limits!r}. Give (low, high).")
-            low, high = limits
-            if not all(isinstance(end, int | float) for end in limits):
-                raise UserError(f"The range of '{name}' is {told(limits)}. Give two numbers.")
-            if not -LARGEST < low < high < LARGEST:
-                raise UserError(f"The range of '{name}' is {low} to {high}. Give low < high.")
-        for name, values in self.categories.items():
-            if not values or not distinct(values):
-                raise UserError(
-                    f"The categories of '{name}' are empty or repeat a value. List each value once."
-                )
-        if not 1 <= self.buckets <= MAX_BUCKETS:
-            raise UserError(f"buckets is {self.buckets}. Give a number from 1 to {MAX_BUCKETS:,}.")
 
     def set_aside(self, frame: pl.DataFrame) -> list[str]:
         """A note on columns that have the name of an identifier, if any: the header is public."""
@@ -156,6 +157,17 @@ class Declared:
             )
         names = (self.client, self.label, self.class_names)
         return TableEncoder(tuple(columns), *names, inferred)
+
+
+def _check_range(name: str, limits: object) -> None:
+    """A range is two finite numbers, the lower one first."""
+    if not (isinstance(limits, tuple | list) and len(limits) == 2):
+        raise UserError(f"The range of '{name}' is {limits!r}. Give (low, high).")
+    low, high = limits
+    if not all(isinstance(end, int | float) for end in limits):
+        raise UserError(f"The range of '{name}' is {told(limits)}. Give two numbers.")
+    if not -LARGEST < low < high < LARGEST:
+        raise UserError(f"The range of '{name}' is {low} to {high}. Give low < high.")
 
 
 def public(frame: pl.DataFrame, declared: Declared) -> tuple[TableEncoder, list[str]]:

@@ -17,7 +17,7 @@ import sysconfig
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -176,18 +176,22 @@ class _Walk:
             yield path, (id(value), value.dtype.str, value.shape, value.tobytes())
         elif isinstance(value, Mapping):
             yield path, (id(value), tuple(map(repr, value)))
-            for key, item in value.items():
-                yield from self.visit(f"{path}.{key}", item)
+            yield from self._items(path, ((f".{key}", item) for key, item in value.items()))
         elif isinstance(value, (list, tuple, set, frozenset)) or type(value).__name__ == "deque":
             yield path, (id(value), len(value))
-            for position, item in enumerate(value):
-                yield from self.visit(f"{path}[{position}]", item)
+            yield from self._items(path, ((f"[{i}]", item) for i, item in enumerate(value)))
         elif isinstance(value, nn.Module):
             yield from self._module(path, value)
         elif isinstance(value, CODE):
             yield from self._code(path, value)
         elif not isinstance(value, types.BuiltinFunctionType):
             yield from self._other(path, value)
+
+    def _items(
+        self, path: str, items: Iterable[tuple[str, object]]
+    ) -> Iterator[tuple[str, object]]:
+        for name, item in items:
+            yield from self.visit(path + name, item)
 
     def _code(self, path: str, value: Any) -> Iterator[tuple[str, object]]:
         """A class, a function in any wrapping, or a module of the user's own."""
