@@ -13,7 +13,7 @@ from fedveil.data.synthetic import synthetic
 from fedveil.errors import UserError
 from fedveil.parts.cohort import FixedSize, Poisson
 from fedveil.planning.facts import PublicFacts, SizeOptions, facts
-from fedveil.planning.forecast import Case, current, forecast, varied, with_noise
+from fedveil.planning.forecast import Case, Forecast, current, forecast, varied, with_noise
 from fedveil.planning.pilot import Material, material, run_pilot
 from fedveil.planning.plan import PlanOptions, Sweep, make, moves, sweep_of, swept
 from fedveil.planning.signal import AssumedUpdates
@@ -53,19 +53,30 @@ def settings(clients: int, rounds: int) -> Settings:
     ids=lambda recipe: recipe.name,
 )
 def test_a_pilot_on_other_people_predicts_the_signal_to_noise_of_a_run(recipe: Recipe) -> None:
-    """Within 20%, at the start and over the run; a plan without the draw's chance would fail."""
-    rounds = 30
+    """Within 20%, at the start and over the run; a plan without the draw's chance would fail.
+
+    A first round varies by 10% from seed to seed, so starts are means over eight seeds. With six
+    other pilots and seeds of each recipe, measured over planned was 0.83 to 1.15 at the start and
+    0.92 to 1.07 over the run.
+    """
+    rounds, seeds = 30, range(8)
     known = facts(settings(300, rounds), SizeOptions(), recipe.unit)
+    assert known.data is not None
     others = synthetic(100, 10, 40, seed=5)
     chosen = Material(others.by_example() if recipe.unit == "example" else others, "others")
     case = Case(recipe, known.dim, known.population, rounds, UPDATES)
-    seen = run_pilot(recipe, known, chosen, rounds, 25)
-    found = forecast(replace(case, updates=seen))
-    assert known.data is not None
-    result = train(recipe, known.data, "softmax", rounds, evaluate_every=rounds)
-    ratios = [record.signal / record.noise for record in result.records]
-    assert found.ratio == pytest.approx(ratios[0], rel=0.2)
-    assert found.mean_ratio == pytest.approx(np.mean(ratios), rel=0.2)
+
+    def planned(limit: int, seed: int) -> Forecast:
+        seen = run_pilot(recipe, known, chosen, rounds, limit, seed)
+        return forecast(replace(case, updates=seen))
+
+    def measured(rounds: int, seed: int) -> float:
+        result = train(recipe, known.data, "softmax", rounds, evaluate_every=rounds, seed=seed)
+        return float(np.mean([record.signal / record.noise for record in result.records]))
+
+    start = np.mean([planned(1, seed).ratio for seed in seeds])
+    assert start == pytest.approx(np.mean([measured(1, seed) for seed in seeds]), rel=0.2)
+    assert planned(25, 0).mean_ratio == pytest.approx(measured(rounds, 0), rel=0.2)
 
 
 def test_the_start_of_a_run_is_told_from_a_guess() -> None:
