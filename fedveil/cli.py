@@ -16,6 +16,7 @@ from fedveil.commands.bench import bench
 from fedveil.commands.compare import compare
 from fedveil.commands.diagnose import diagnose
 from fedveil.commands.export import export
+from fedveil.commands.flags import Command
 from fedveil.commands.listings import algorithms, datasets
 from fedveil.commands.plan import plan
 from fedveil.commands.predict import predict
@@ -42,7 +43,7 @@ app = typer.Typer(
     suggest_commands=False,  # click already does
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(budget.app, name="budget")
 app.add_typer(federate.app, name="federate")
 app.add_typer(client.app, name="client")

@@ -28,7 +28,7 @@ def client() -> None:
     """Take part in a federation with your own data, keys and budget."""
 
 
-@app.command()
+@app.command(cls=flags.Command)
 @flags.from_settings("dataset", "path", "client", "label", "data")
 def init(
     home: At = HOME,

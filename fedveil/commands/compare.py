@@ -26,14 +26,25 @@ Targets = Annotated[
     typer.Argument(help="Settings files to train and compare, or directories of finished runs."),
 ]
 Algorithms = Annotated[
-    str | None, typer.Option(help="Algorithms, separated by commas; see `fedveil algorithms`.")
+    str | None,
+    typer.Option(
+        help="Algorithms, separated by commas; see `fedveil algorithms`.",
+        rich_help_panel="Algorithm",
+    ),
 ]
 Grid = Annotated[
     list[str] | None,
-    typer.Option(help="Parameter and values to vary, such as --grid clip=0.5,1,2 (repeatable)."),
+    typer.Option(
+        help="Parameter and values to vary, such as --grid clip=0.5,1,2 (repeatable).",
+        rich_help_panel="Algorithm",
+    ),
 ]
 Seeds = Annotated[
-    str, typer.Option(help="Number of seeds, or the seeds themselves, separated by commas.")
+    str,
+    typer.Option(
+        help="Number of seeds, or the seeds themselves, separated by commas.",
+        rich_help_panel="Training",
+    ),
 ]
 Jobs = Annotated[
     int | None, typer.Option(help="Number of runs at a time. [default: number of cores]")
@@ -80,8 +91,8 @@ class Execution:
 
 
 @flags.from_settings(
-    "parameters", *flags.DATA, "model", "rounds", *flags.GUARANTEE, "noise", "engine",
-    "evaluate_every", "patience", "checkpoint_every", "account", "loss", "metric",
+    "parameters", *flags.DATA, "model", "loss", "rounds", "engine", *flags.GUARANTEE, "noise",
+    "account", "metric", "evaluate_every", "patience", "checkpoint_every",
     parameters="Parameter of all algorithms, or of one: --set dp_fedavg.clip=1 (repeatable).",
 )  # fmt: skip
 def compare(

@@ -27,8 +27,8 @@ def federate() -> None:
     """Make a federation of clients with their own data."""
 
 
-@app.command()
-@flags.from_settings(*flags.ALGORITHM, "model", "rounds", *flags.GUARANTEE, "seed")
+@app.command(cls=flags.Command)
+@flags.from_settings(*flags.ALGORITHM, "model", "rounds", "seed", *flags.RELEASE)
 def new(
     directory: Annotated[Path, typer.Argument(help="New directory for the federation.")],
     clients: Annotated[int, typer.Option(help="Number of clients of the federation.")],
@@ -56,7 +56,8 @@ def new(
         int,
         typer.Option(
             help="Clients are silos, and the unit is a record: records of all silos together. "
-            "[default: the unit is a client]"
+            "[default: the unit is a client]",
+            show_default=False,
         ),
     ] = 0,
     trial: Annotated[

@@ -11,8 +11,10 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+import click
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand
 
 from fedveil.data.frames import is_table
 from fedveil.errors import UserError
@@ -32,11 +34,18 @@ NOTHING: Asked = MappingProxyType({})
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 Cohort = Annotated[
-    int | None, typer.Option(help="Clients per round, drawn without replacement (fixed size).")
+    int | None,
+    typer.Option(
+        help="Clients per round, drawn without replacement (fixed size).",
+        rich_help_panel="Algorithm",
+    ),
 ]
 Rate = Annotated[
     float | None,
-    typer.Option(help="Probability that a client takes part in a round (Poisson sampling)."),
+    typer.Option(
+        help="Probability that a client takes part in a round (Poisson sampling).",
+        rich_help_panel="Algorithm",
+    ),
 ]
 DELTA = Settings.model_fields["delta"].description
 
@@ -45,9 +54,15 @@ DATA = (
     "dataset", "path", "client", "label", "columns", "drop", "holdout", "test", "partition",
     "clients", "simulate_clients", "data",
 )  # fmt: skip
-GUARANTEE = (
-    "epsilon", "delta", "noise_multiplier", "view", "stats_epsilon", "private_evaluation",
-)  # fmt: skip
+RELEASE = ("epsilon", "delta", "noise_multiplier", "view")
+GUARANTEE = (*RELEASE, "stats_epsilon", "private_evaluation")
+GROUPS = {  # of flags in a command's help; a command's own options have none
+    "Algorithm": ALGORITHM,
+    "Data": DATA,
+    "Training": ("model", "loss", "rounds", "seed", "engine", "device"),
+    "Privacy": (*GUARANTEE, "per_round", "noise", "account"),
+    "Evaluation": ("metric", "evaluate_every", "patience"),
+}
 OPTIONS = {"parameters": ("--set",), "per_round": ("--per-round",)}  # where not --name
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 NOISE_MULTIPLIER = FieldInfo(  # a parameter of the algorithm, not a setting of the run
@@ -55,6 +70,23 @@ NOISE_MULTIPLIER = FieldInfo(  # a parameter of the algorithm, not a setting of 
     default=None,
     description="Noise multiplier, instead of ε: noise over the bound of one update.",
 )
+
+
+class Command(TyperCommand):
+    """A command whose help lists its options by group, in the order in which they are given."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Arguments, then each group, then the command's own options."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            group = getattr(parameter, "rich_help_panel", None) or "Options"
+            if isinstance(parameter, click.Argument):
+                group = "Arguments"
+            if (record := parameter.get_help_record(ctx)) is not None:
+                sections.setdefault(group, []).append(record)
+        for name in sorted(sections, key=["Arguments", *GROUPS, "Options"].index):
+            with formatter.section(name):
+                formatter.write_dl(sections[name])
 
 
 def from_settings(*names: str, **help: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -87,7 +119,10 @@ def from_settings(*names: str, **help: str) -> Callable[[Callable[..., None]], C
 def _flag(name: str, help: str | None = None) -> inspect.Parameter:
     """A setting as an option that is None unless it is given."""
     field = _field(name)
-    option = typer.Option(*OPTIONS.get(name, ()), help=help or described(field))
+    group = next((group for group, names in GROUPS.items() if name in names), None)
+    option = typer.Option(
+        *OPTIONS.get(name, ()), help=help or described(field), rich_help_panel=group
+    )
     kind = Annotated[_typed(field.annotation) | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, KEYWORD, default=None, annotation=kind)
 

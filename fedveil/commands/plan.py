@@ -55,8 +55,8 @@ Recommend = Annotated[
 
 
 @flags.from_settings(
-    *flags.ALGORITHM, "clients", "simulate_clients", "rounds", *flags.GUARANTEE, "model",
-    "dataset", "path", "client", "label", "partition", "data", "loss", "metric",
+    *flags.ALGORITHM, "clients", "simulate_clients", "dataset", "path", "client", "label",
+    "partition", "data", "model", "loss", "rounds", *flags.GUARANTEE, "metric",
     clients="Number of clients. [default: 100]",
     model="Model: a name, or package.module:Class. [default: softmax]",
     dataset="Data set to take the sizes from: a name from `fedveil datasets`.",

@@ -25,9 +25,9 @@ RUNS = Path("runs")  # where a run is saved that names no directory
 
 
 @flags.from_settings(
-    *flags.ALGORITHM, *flags.DATA, "model", "rounds", *flags.GUARANTEE, "per_round", "noise",
-    "seed", "engine", "device", "evaluate_every", "patience", "checkpoint_every", "diagnostics",
-    "account", "loss", "metric",
+    *flags.ALGORITHM, *flags.DATA, "model", "loss", "rounds", "seed", "engine", "device",
+    *flags.GUARANTEE, "per_round", "noise", "account", "metric", "evaluate_every", "patience",
+    "checkpoint_every", "diagnostics",
 )  # fmt: skip
 def train(
     config: flags.Config = None,

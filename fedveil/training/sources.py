@@ -44,6 +44,7 @@ def statistics_of(settings: Settings) -> Granted | None:
 
     seed, noise, epsilon = settings.data.seed, settings.noise, settings.epsilon
     if settings.stats_epsilon is not None:
+        _refuse_no_table(settings)
         return alone(settings.stats_epsilon, settings.delta, seed, noise)
     recipe = resolve_recipe(settings)
     if epsilon is None or settings.per_round or not recipe.private or recipe.view != "models":
@@ -54,6 +55,16 @@ def statistics_of(settings: Settings) -> Granted | None:
         return keyed(Allowance.share(epsilon, delta), seed, noise, subject)
 
     return granted
+
+
+def _refuse_no_table(settings: Settings) -> None:
+    """Refuse an ε of statistics that nobody would compute."""
+    data = settings.data
+    if settings.stats_epsilon and (data.path is None or data.image or not is_table(data.path)):
+        raise UserError(
+            "stats_epsilon is the budget of a table's statistics, but "
+            f"{data.path or data.dataset or DATASET} is not a table. Remove stats_epsilon."
+        )
 
 
 def load_data(

@@ -73,10 +73,9 @@ def test_a_plan_has_the_noise_of_the_run(run: Run) -> None:
 
 
 def test_a_federation_refuses_private_evaluation(run: Run, tmp_path: Path) -> None:
-    found = run(
-        "federate", "new", tmp_path / "federation", "--clients", "10", "--rounds", "2",
-        "--epsilon", "8", "--private-evaluation", "1",
-    )  # fmt: skip
+    settings = tmp_path / "settings.toml"
+    settings.write_text("rounds = 2\nepsilon = 8.0\nprivate_evaluation = 1.0\n")
+    found = run("federate", "new", tmp_path / "it", "--clients", "10", "--from", settings)
     assert found.code != 0
     assert "do not send evaluations yet" in found.err + found.out
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from fedveil.commands import flags
@@ -31,6 +33,17 @@ def test_a_command_shows_the_model_s_description_and_default(command: str, run: 
         flag = flags.OPTIONS.get(name, (f"--{name.replace('_', '-')}",))[0]
         assert f"{flag} " in shown
         assert flags.described(FLAGS[name]) in shown, name
+
+
+def test_help_lists_the_flags_of_a_setting_by_group(run: Run) -> None:
+    """In the same order in every command, with the command's own options at the end."""
+    for command in ("train", "plan", "compare"):
+        shown = run(command, "--help").out
+        heads = [line[:-1] for line in shown.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)]
+        assert heads == ["Arguments", *flags.GROUPS, "Options"]
+        privacy = shown.partition("\nPrivacy:\n")[2].partition("\n\n")[0]
+        assert {"--epsilon", "--delta", "--view"} <= set(privacy.split())
+        assert "--rounds" not in privacy
 
 
 def test_only_given_settings_are_asked_for() -> None:

@@ -14,7 +14,7 @@ from fedveil.data.partition import Overlapping
 from fedveil.engines.updates import taken
 from fedveil.errors import UserError
 from fedveil.training.settings import DataSettings, Settings, from_settings
-from fedveil.training.sources import load_data
+from fedveil.training.sources import load_data, statistics_of
 from fedveil.training.start import finish
 
 
@@ -61,6 +61,15 @@ def test_examples_that_clients_share_are_held_once() -> None:
     assert span(data.inputs) == span(copied.inputs)
     rows = torch.arange(24).view(4, 6)  # a batch of each of four clients
     assert torch.equal(taken(data.inputs, rows), taken(copied.inputs, rows))
+
+
+@pytest.mark.parametrize("data", [{"dataset": "digits"}, {"path": "digits.zip"}, {}])
+def test_a_budget_for_statistics_is_refused_where_there_is_no_table(data: dict[str, str]) -> None:
+    """It would be spent on nothing, although the user gave it to something."""
+    settings = Settings(stats_epsilon=0.5, epsilon=2.0, data=DataSettings.model_validate(data))
+    with pytest.raises(UserError, match=r"is not a table\. Remove stats_epsilon"):
+        from_settings(settings)
+    assert statistics_of(settings.model_copy(update={"stats_epsilon": 0.0})) is not None
 
 
 @pytest.mark.parametrize("name", ["zhang2022-table4", "zhang2022-claim21", "das2022-quadratics"])
