@@ -33,10 +33,8 @@ def diagnose(
     if as_json:
         show_json(found.plain())
         return
-    for finding in found.useless:
-        _show(finding)
     entry("Run", f"{found.run.recipe.name}: {found.facts()}.", WIDTH)
-    for finding in found.causes:
+    for finding in found.wrong:
         _show(finding)
     if not found.wrong:
         entry("Healthy", "No problems found.", WIDTH)

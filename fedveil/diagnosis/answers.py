@@ -11,6 +11,7 @@ from fedveil.training.scoring import ClassResult, Evaluation, Measured
 
 RARE = 5  # examples of a class: with fewer, no answer may be chance
 FEW = 0.1  # recall below which nearly all examples of a class are missed
+RARER = 2  # the most frequent class has this many times the examples of a rare one
 MOST_WEIGHT = 100.0  # of a suggested class weight
 
 
@@ -62,7 +63,7 @@ def _weighted(run: DiagnosedRun, n: Numbers) -> str:
 
     None for a bounded model that ranks well: there weights change little (docs/metrics.md).
     """
-    if n["classes"] > 10 or n["weight"] < 2 or (n["auc"] and n["bounded"]):
+    if n["classes"] > 10 or n["weight"] < RARER or (n["auc"] and n["bounded"]):
         return ""
     weights = ["1"] * int(n["classes"])
     weights[int(n["place"])] = f"{n['weight']:.0f}"
@@ -70,7 +71,9 @@ def _weighted(run: DiagnosedRun, n: Numbers) -> str:
 
 
 def _other_answers(n: Numbers) -> str:
-    """Use the ranking if there is one, else weight the classes."""
+    """Use the ranking if there is one, else weight a rare class; another one needs training."""
+    if not n["auc"] and n["weight"] < RARER:
+        return "the class is not rare, so train for more rounds, or follow the advice below"
     if not n["auc"]:
         return "weight the rare class in the loss and rank by --metric auc or balanced_accuracy"
     weights = (

@@ -59,6 +59,15 @@ def test_a_few_other_answers_do_not_hide_a_missed_class() -> None:
     assert "misses 150 of 153 test examples of 'yes'" in found.evidence
 
 
+def test_weights_are_suggested_for_a_rare_class_only() -> None:
+    rare, usual = MISSED(run([[7_800, 47], [150, 3]])), MISSED(run([[150, 10], [149, 4]]))
+    assert rare is not None
+    assert usual is not None
+    assert (rare.command, usual.command) == ("--loss 'cross_entropy(weights=[1,51])'", "")
+    assert "weight the rare class" in rare.advice
+    assert usual.advice.startswith("the class is not rare")
+
+
 @pytest.mark.parametrize("counts", [[[90, 10], [5, 45]], [[90, 0], [3, 0]], [[90, 10], [0, 0]]])
 def test_a_useful_model_and_too_few_examples_are_not_told(counts: list[list[int]]) -> None:
     assert ONE_CLASS(run(counts)) is None
