@@ -96,10 +96,7 @@ def prepare(
     place = device_of(device)
     team.place(place)
     _check_arguments(recipe, data, rounds, evaluate_every, checkpoint_every, noise)
-    if recipe.unit == "example" and data.unit == "client":
-        data = data.by_example()
-    recipe = with_statistics(recipe, data.origin)
-    recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
+    recipe, data = _fitted(recipe, data)
     data, compared = with_loss(data, loss)
     task = make_task(model, data, seed, compared)
     scores = _scores(metric, metrics, data)
@@ -110,10 +107,10 @@ def prepare(
     plan = None
     if private_evaluation is not None:
         refuse_per_round(per_round)
-        often = math.ceil(rounds / every)
         plan = planned_evaluation(
-            private_evaluation, delta, recipe, data, task.loss_of_examples, scores, often, patience
-        )
+            private_evaluation, delta, recipe, data, task.loss_of_examples, scores,
+            math.ceil(rounds / every), patience,
+        )  # fmt: skip
         recipe = replace(recipe, evaluation=released(private_evaluation, delta, recipe))
     if patience is not None:
         _check_patience(patience, recipe, data, plan is not None)
@@ -130,17 +127,10 @@ def prepare(
     recipe = recipe.planned(rounds, data.clients)
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     fingerprint = data.fingerprint()
-    facts = (*_noise_of(data), *(() if plan is None else evaluated_on(plan, data)))
     identity = run_key(
-        seed,
-        identified(recipe),
-        rounds,
-        _model_facts(task, x, data),
-        fingerprint,
-        noise,
-        delta,
-        *facts,
-    )
+        seed, identified(recipe), rounds, _model_facts(task, x, data), fingerprint, noise, delta,
+        *_noise_of(data), *(() if plan is None else evaluated_on(plan, data)),
+    )  # fmt: skip
     team.require_same(identity)
     spec = RunSpec(
         recipe=recipe,
@@ -169,6 +159,15 @@ def prepare(
     )
     state = RunState(begin(recipe, x, data, rounds, spec.key))
     return Training(spec, state, choice.engine, choice.reason, team, ledger, source)
+
+
+def _fitted(recipe: Recipe, data: Federated) -> tuple[Recipe, Federated]:
+    """Data in the recipe's unit, and the recipe with what was released about them."""
+    if recipe.unit == "example" and data.unit == "client":
+        data = data.by_example()
+    recipe = with_statistics(recipe, data.origin)
+    recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
+    return recipe, data
 
 
 def _check_patience(patience: int, recipe: Recipe, data: Federated, noisy: bool) -> None:
