@@ -21,6 +21,7 @@ from fedveil.accounting.events import NonPrivate, RenyiRelease
 from fedveil.comparing.members import Comparison, Member, plain_settings
 from fedveil.comparing.outcome import Measure, measure_of, write
 from fedveil.comparing.pool import NoDisplay, Pool, RunTask
+from fedveil.data.columns import digest as digest_of
 from fedveil.errors import UserError
 from fedveil.privacy.composition import Charged
 from fedveil.privacy.selection import Law, described, drawn, law_of, selection
@@ -168,7 +169,7 @@ def select(
     trainings = [from_settings(member.at(seed), data) for member in comparison.members]
     price = selection_cost(trainings, law)
     hidden = directory / HIDDEN
-    draws = _draws(comparison, law, hidden, trainings[0])
+    draws = _draws(comparison, law, hidden, trainings)
     session = _charged(trainings[0], price, draws["stream"], ledger, len(trainings))
     try:
         tasks = [_task(comparison, hidden, n, *pick) for n, pick in enumerate(draws["picks"])]
@@ -179,10 +180,12 @@ def select(
             raise KeyboardInterrupt
         if pool.problems:
             raise UserError(f"A drawn run failed: {next(iter(pool.problems.values()))}")
-        chosen, run = _kept(comparison, directory, tasks, draws["picks"], price)
+        number, digest = _best(directory, tasks)
+        session.check(0, digest, always=True)  # K, members and noise are those of this stream
+        chosen, run = _kept(comparison, directory, tasks, draws["picks"], number, price)
         if run is not None:
             RunDirectory.open(run.path).save_trace(session.trace())
-        session.commit(0, "no run" if run is None else _digest(run))
+        session.commit(0, digest)
         session.end("models", 1, price.epsilon)
     finally:
         session.close()
@@ -196,17 +199,25 @@ def forget(directory: Path) -> None:
             shutil.rmtree(directory / HIDDEN)
 
 
-def _draws(comparison: Comparison, law: Law, hidden: Path, first: Training) -> dict[str, Any]:
-    """K members with their own seeds, drawn once and kept until the end."""
+def _draws(
+    comparison: Comparison, law: Law, hidden: Path, trainings: Sequence[Training]
+) -> dict[str, Any]:
+    """K members with their own seeds, drawn once and kept until the end.
+
+    Their stream is keyed by everything that decides which run is best: all members and the test
+    examples. So a selection by other examples is another release, with other runs.
+    """
     from fedveil.random.streams import SecretKey, run_key, stream
 
     file = hidden / DRAWS
     if file.is_file():
         known: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return known
-    secret = first.spec.secret
+    secret, test = trainings[0].spec.secret, trainings[0].data.test
     facts = [(m.label, plain_settings(m.settings)) for m in comparison.members]
-    name = run_key("selection", comparison.seeds, comparison.selection, facts, first.spec.identity)
+    members = [training.spec.identity for training in trainings]
+    tested = digest_of(test.inputs), digest_of(test.labels)
+    name = run_key("selection", comparison.seeds, comparison.selection, facts, members, tested)
     rng = stream(SecretKey() if secret else name, 0, "selection")
     picks = [
         [int(rng.integers(len(comparison.members))), int(rng.integers(2**31))]
@@ -277,28 +288,36 @@ def _finished(task: RunTask) -> bool:
     return task.path.is_dir() and listed(task.path).state == "finished"
 
 
-def _kept(
-    comparison: Comparison,
-    directory: Path,
-    tasks: Sequence[RunTask],
-    picks: Sequence[Sequence[int]],
-    price: SelectionCost,
-) -> tuple[Member | None, Listed | None]:
-    """The best run, copied to its member's directory."""
+def _best(directory: Path, tasks: Sequence[RunTask]) -> tuple[int | None, str]:
+    """The number of the best run, if any was drawn, and the digest of what is released."""
     found = [listed(task.path) for task in tasks]
     if any(run.state != "finished" for run in found):
         raise UserError(
             f"{directory} has drawn runs that are incomplete. Select again in a new directory."
         )
     if not found:
-        return None, None
+        return None, "no run"
     measure = measure_of(found)
     best = max(range(len(found)), key=lambda n: _rank(found[n], measure))
+    return best, _digest(found[best])
+
+
+def _kept(
+    comparison: Comparison,
+    directory: Path,
+    tasks: Sequence[RunTask],
+    picks: Sequence[Sequence[int]],
+    best: int | None,
+    price: SelectionCost,
+) -> tuple[Member | None, Listed | None]:
+    """The best run, copied to its member's directory."""
+    if best is None:
+        return None, None
     chosen, seed = comparison.members[picks[best][0]], picks[best][1]
     path = directory / chosen.directory(seed)
     if SavedRun(path).has(RECIPE):  # left by an interrupted copy
         remove_run(path)
-    _release(found[best].path, path, price)
+    _release(tasks[best].path, path, price)
     return chosen, listed(path)
 
 

@@ -141,9 +141,9 @@ class Stream:
         return Account.in_entry(self.body)
 
     @property
-    def noise(self) -> tuple[Account, str]:
-        """An identity of the noise, which stays equal if a run is accounted differently."""
-        return self.account, str(self.body["stream"])
+    def noise(self) -> str:
+        """The name of the noise, which is equal if a run is accounted or charged differently."""
+        return str(self.body["stream"])
 
     @functools.cached_property
     def plans(self) -> dict[View, ReleasePlan]:
@@ -251,8 +251,8 @@ class Books:
         """ε at δ of all reserved rounds on these data, in a view: of the silo that lost most."""
         return spent_on(self.of(account), view, delta, target, account.silo)
 
-    def released(self, noise: tuple[Account, str], round: int) -> set[str]:
-        """Digests of what was published for a round with this noise."""
+    def released(self, noise: str, round: int) -> set[str]:
+        """Digests of what was published for a round with this noise, whatever was charged."""
         alike = (stream for stream in self.streams.values() if stream.noise == noise)
         return set().union(*(stream.digests.get(round, ()) for stream in alike))
 
@@ -260,7 +260,7 @@ class Books:
         """The noise stream of a run's entry."""
         return self.streams[self._runs[entry][0]]
 
-    def entries_of(self, noise: tuple[Account, str]) -> list[int]:
+    def entries_of(self, noise: str) -> list[int]:
         """The entries of the runs with this noise."""
         return [entry for entry in self._runs if self.stream_of(entry).noise == noise]
 
@@ -482,9 +482,9 @@ def spent_on(
     return composition.epsilon(charges, delta, target)
 
 
-def released_twice(streams: Iterable[Stream]) -> dict[tuple[Account, str], list[int]]:
+def released_twice(streams: Iterable[Stream]) -> dict[str, list[int]]:
     """Rounds that were published in two versions with the same noise, by noise."""
-    found: dict[tuple[Account, str], dict[int, set[str]]] = {}
+    found: dict[str, dict[int, set[str]]] = {}
     for stream in streams:
         for round, digests in stream.digests.items():
             found.setdefault(stream.noise, {}).setdefault(round, set()).update(digests)

@@ -21,6 +21,12 @@ def check_draws() -> None:
         selected.test_members_are_drawn_evenly_and_every_run_has_a_seed_of_its_own(Path(place))
 
 
+def check_stream() -> None:
+    for other in (("another", "two"), ("one", "another")):
+        with tempfile.TemporaryDirectory() as place:
+            selected.test_whatever_decides_the_best_run_names_the_stream(Path(place), other)
+
+
 def check_handed_out() -> None:
     with tempfile.TemporaryDirectory() as place:
         selected.test_of_the_best_run_nothing_is_handed_out_that_tells_of_single_clients(
@@ -70,6 +76,18 @@ MUTATIONS = [
         line(selecting, "_draws", ("int(rng.integers(2**31))", "comparison.seeds[0]")),
         "check_draws",
         check_draws,
+    ),
+    Mutation(
+        "a selection by other test examples draws the same runs",
+        line(selecting, "_draws", ("facts, members, tested)", "facts, members)")),
+        "check_stream",
+        check_stream,
+    ),
+    Mutation(
+        "only the first member names a selection's stream",
+        line(selecting, "_draws", ("facts, members, tested)", "facts, members[0], tested)")),
+        "check_stream",
+        check_stream,
     ),
     Mutation(
         "the best run's clients are handed out",
