@@ -94,7 +94,7 @@ def plan(
     from fedveil.training.settings import read_settings
 
     flags.refuse_no_settings(config)
-    drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)
+    drawn = sampling(read_settings(config, asked).algorithm, cohort, rate)
     sampled = {"parameters": {**asked.get("parameters", {}), **drawn}} if drawn else {}
     settings = read_settings(config, {**asked, **sampled})
     advised = None
@@ -184,7 +184,7 @@ def _plain(made: Any, sweeps: list[Any], found: list[list[Any]]) -> dict[str, An
     return plain
 
 
-def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, Any]:
+def sampling(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, Any]:
     """--cohort and --rate as parameters of the algorithm."""
     from fedveil.algorithms.calling import method_named, parameters_of, takes_others
 
