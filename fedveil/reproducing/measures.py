@@ -153,7 +153,7 @@ def _message(found: Measured) -> tuple[Recipe, Norms]:
 
 
 def _published(noise: Noise) -> PublishedLaplace:
-    if not isinstance(noise, PublishedLaplace):
+    if not isinstance(noise, PublishedLaplace):  # the measured claim is about this noise only
         raise UserError("Only calibration='das2021' has a claimed δ. Use another measure.")
     return noise
 
