@@ -163,6 +163,11 @@ def _sweeps(made: Any, asked: list[str]) -> list[Any]:
         raise UserError(
             f"{len(asked)} sweeps are given; pass at most two, and the others in another plan."
         )
+    if asked and made.forecast.noise is None:
+        raise UserError(
+            f"Noise {type(made.recipe.noise).__name__} does not define `deviation_of_sum`, so "
+            "there is no signal-to-noise ratio to sweep. Define it, or leave --sweep out."
+        )
     if asked and not made.recipe.private:
         raise UserError(
             f"{made.recipe.name} adds no noise, so there is nothing to sweep. Leave --sweep out."
