@@ -84,7 +84,7 @@ def planned(plan: Plan) -> str:
         steps, rounds = plan.silos.steps, plan.silos.rounds
         often = f"records of a silo per step, {steps} steps in each of {rounds:,} rounds"
     return (
-        f"{plan.recipe.name}: {_limit(plan)}{plan.participants.mean:,.0f} of {case.population:,} "
+        f"{plan.recipe.name}: {_limit(plan)}{plan.participants:,.0f} of {case.population:,} "
         f"{often}, {case.dim:,} parameters"
     )
 
@@ -100,7 +100,7 @@ def _capped(plan: Plan) -> str:
 
 def _limit(plan: Plan) -> str:
     """What numbers are called if only a bound on the number of participants is known."""
-    return "" if plan.participants.exact else "at most "
+    return "" if plan.participants_exact else "at most "
 
 
 def in_silos(silos: Silos) -> str:
@@ -172,9 +172,9 @@ def needed(plan: Plan) -> str:
         )
     if math.isinf(clients):
         return f"No number of {unit}s would be enough"
-    share = plan.participants.mean / plan.case.population
+    share = plan.participants / plan.case.population
     cohort = f"{_two_digits(clients * share)} of them per round"
-    least = "" if plan.participants.exact else "at least "
+    least = "" if plan.participants_exact else "at least "
     return f"It would take {least}{_two_digits(clients)} {unit}s, {cohort}, at the same ε"
 
 
@@ -205,7 +205,7 @@ def messages(plan: Plan) -> str:
         )
     if plan.known.unit == "example":
         return "none: the trainer holds all examples."
-    up, most = cost.up * plan.participants.mean, _limit(plan)
+    up, most = cost.up * plan.participants, _limit(plan)
     return (
         f"{size(cost.up)} up and {size(cost.down)} down per client and round; {most}{size(up)} up "
         f"per round, {most}{size(up * rounds)} in the run."
@@ -226,7 +226,7 @@ def computing(plan: Plan) -> str:
 def moving(plan: Plan) -> Table:
     """Signal-to-noise ratio, per round and over the run, as one quantity is varied."""
     table = Table(box=None, padding=(0, 3, 0, 0))
-    most = "" if plan.participants.exact else ", at most"
+    most = "" if plan.participants_exact else ", at most"
     table.add_column(f"signal-to-noise ratio:\nper round (over the run{most})")
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")

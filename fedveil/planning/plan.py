@@ -78,7 +78,7 @@ class Plan:
         found, ratio = self.forecast.run_ratio, ""
         if self.recipe.private and found is not None:
             ratio = f", signal-to-noise ratio {short(found, 2)} over the run"
-        people = f"{self.participants.mean:,.0f} of {self.case.population:,} {self.known.unit}s"
+        people = f"{self.participants:,.0f} of {self.case.population:,} {self.known.unit}s"
         return (
             f"Plan({self.recipe.name}: {people} per round, {self.case.rounds:,} rounds, "
             f"{self.verdict.word}{ratio})"
@@ -90,8 +90,17 @@ class Plan:
         return self.forecast.recipe
 
     @property
-    def participants(self) -> Participants:
-        """The number of participants per round, averaged over the run."""
+    def participants(self) -> float:
+        """The expected number of participants per round, averaged over the run."""
+        return self._participants.mean
+
+    @property
+    def participants_exact(self) -> bool:
+        """Whether `participants` is the expected number; otherwise an upper bound on it."""
+        return self._participants.exact
+
+    @property
+    def _participants(self) -> Participants:
         return self.recipe.cohort.participants(self.case.population, self.case.rounds)
 
     def plain(self) -> dict[str, Any]:
@@ -101,8 +110,8 @@ class Plan:
             "algorithm": self.recipe.name,
             "unit": self.known.unit,
             "population": self.case.population,
-            "participants": self.participants.mean,
-            "participants_exact": self.participants.exact,
+            "participants": self.participants,
+            "participants_exact": self.participants_exact,
             "rounds": self.case.rounds,
             "dimension": self.case.dim,
             "bound": bound_of(self.case),

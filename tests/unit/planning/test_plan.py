@@ -172,7 +172,7 @@ def test_noise_in_messages_becomes_less_with_fewer_of_them() -> None:
 
 def test_the_lines_of_a_capped_plan_say_means_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     made, exact = told(replace(BASE, cohort=Poisson(0.2, cap=3)), monkeypatch)
-    mean = made.participants.mean
+    mean = made.participants
     assert "dp_fedavg: 14 of 100 clients per round on average (20 in round 1, fewer as" in exact
     assert made.plain()["participants"] == mean == Poisson(0.2, cap=3).participants(100, 20).mean
     assert f"{2600 * mean / 1000:.4g} kB up per round" in exact
