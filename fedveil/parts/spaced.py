@@ -116,8 +116,8 @@ class Separated(_Spaced):
         return replace(self, clients=whole_size(size), separation=None).planned(population)
 
     def with_population(self, factor: float) -> Separated:
-        """The same share of the population, as far apart as before."""
-        return replace(self, clients=whole_size(self.clients * factor))
+        """The same share of the population, rounded down so that all stay as far apart."""
+        return replace(self, clients=max(math.floor(self.clients * factor * (1 + 1e-9)), 1))
 
 
 @dataclass(frozen=True)

@@ -200,7 +200,10 @@ def _with_clients(case: Case, population: int) -> Case | None:
     if cohort is None:
         return None
     share = factor * case.recipe.cohort.expected(case.population)
-    if abs(cohort.expected(population) - share) > max(1.0, 0.01 * share):
+    try:
+        if abs(cohort.expected(population) - share) > max(1.0, 0.01 * share):
+            return None
+    except UserError:  # too few clients for such a cohort
         return None
     recipe = replace(case.recipe, cohort=cohort)
     return replace(case, recipe=recipe, population=population)

@@ -120,6 +120,18 @@ def test_a_cohort_that_says_how_it_grows_has_a_number() -> None:
     assert clients_for(case(BASE), 1e15) == math.inf  # no number of people
 
 
+@pytest.mark.parametrize(("clients", "population"), [(33, 99), (1, 3)])
+def test_clients_that_stay_apart_are_planned_for_other_populations(
+    clients: int, population: int
+) -> None:
+    ftrl = algorithms.dp_ftrl(clients=clients, separation=3, noise_multiplier=2.0)
+    fewer, now, more = moves(case(ftrl, population))["clients"]
+    assert (fewer is None) == (clients == 1)  # one of three rounds is one of three clients
+    assert now is not None
+    assert more is not None
+    assert judged(case(ftrl, population)).clients is not None
+
+
 # Caps
 
 
