@@ -57,7 +57,7 @@ MISSING = Rule(
         "expected"
     ),
     lambda n: (
-        "raise the cap, or lower the cohort or the rounds, so that clients do not reach it"
+        "raise the cap, or use a smaller cohort or fewer rounds, so that clients do not reach it"
         if n["capped"]
         else "make sure that clients are available, and that the cohort draws as many as it expects"
     ),

@@ -18,7 +18,7 @@ from fedveil.diagnosis.run import DiagnosedRun
 from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
 
 BASE = algorithms.dp_fedavg(rate=0.2, noise_multiplier=4.0)
-CAP = "raise the cap, or lower the cohort or the rounds"
+CAP = "raise the cap, or use a smaller cohort or fewer rounds"
 
 
 @dataclass(frozen=True)
