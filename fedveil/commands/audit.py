@@ -89,6 +89,7 @@ def _audited(
     target: Path, asked: dict[str, Any], canaries: int, kind: Any, method: Any, alpha: float
 ) -> Audit:
     from fedveil.audit.run import audited, place_canaries
+    from fedveil.runs.saved import settings_file
     from fedveil.training.settings import (
         from_settings,
         read_settings,
@@ -97,7 +98,7 @@ def _audited(
     )
     from fedveil.training.sources import load_for
 
-    settings = read_settings(target / "recipe.toml" if target.is_dir() else target, asked)
+    settings = read_settings(settings_file(target), asked)
     refuse_unnamed_data(settings, f"{target}", "Audit it from Python")
     recipe = resolve_recipe(settings)
     data = load_for(settings)

@@ -307,10 +307,11 @@ def _silo(books: Ledger, account: Account, data: Federated, name: str) -> Accoun
 
 def _data_of(target: Path) -> tuple[Federated, str | None, str]:
     """The data of a run or a settings file, the name of its account, and the unit of privacy."""
+    from fedveil.runs.saved import settings_file
     from fedveil.training.settings import read_run, resolve_recipe
     from fedveil.training.sources import load_for
 
-    settings = read_run(target / "recipe.toml" if target.is_dir() else target)
+    settings = read_run(settings_file(target))
     data = load_for(settings)
     unit = resolve_recipe(settings).unit
     return data.by_example() if unit == "example" else data, settings.account, unit

@@ -125,7 +125,7 @@ def compare(
         raise UserError(f"--{next(iter(selection))} needs --select-privately; pass both.")
     files = targets or []
     names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
-    execution = Execution(_jobs(jobs), ledger, cut, as_json)
+    execution = Execution(workers(jobs), ledger, cut, as_json)
     new = bool(asked or names or grid or out is not None or select_privately)
     if resume is not None:
         _refuse_settings(new or bool(files), "--resume uses the comparison's own settings")
@@ -137,7 +137,7 @@ def compare(
     else:
         comparison = _planned(files, names, asked, grid or [], seeds)
         if select_privately:
-            comparison = _selecting(comparison, **selection)
+            comparison = selecting(comparison, **selection)
         _start(comparison, out, execution)
 
 
@@ -185,7 +185,8 @@ def _seeds(text: str) -> list[int]:
     return list(range(numbers[0])) if len(numbers) == 1 else numbers
 
 
-def _jobs(asked: int | None) -> int:
+def workers(asked: int | None) -> int:
+    """The number of runs at a time. [default: number of cores]"""
     from fedveil.threads import cores
 
     if asked is not None and asked < 1:
@@ -193,7 +194,7 @@ def _jobs(asked: int | None) -> int:
     return asked or cores()
 
 
-def _selecting(
+def selecting(
     comparison: Comparison,
     expect: float | None = None,
     law: str | None = None,
@@ -214,19 +215,20 @@ def _selecting(
 
 def _start(comparison: Comparison, out: Path | None, execution: Execution) -> None:
     """Check the budget, write the comparison down in a new directory, and run it."""
-    _refuse_taken(out)
-    _check_budget(comparison, execution)
-    _run(comparison, _new_directory(comparison, out), execution)
+    refuse_taken(out)
+    check_budget(comparison, execution)
+    _run(comparison, new_directory(comparison, out), execution)
 
 
-def _refuse_taken(out: Path | None) -> None:
+def refuse_taken(out: Path | None) -> None:
+    """Refuse a directory for the comparison that is not empty."""
     if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             f"{out} is not empty. Choose another --out, or resume with `{_resuming(out)}`."
         )
 
 
-def _check_budget(comparison: Comparison, execution: Execution) -> None:
+def check_budget(comparison: Comparison, execution: Execution) -> None:
     """Refuse what the budget of the data has no room for, before anything is written."""
     from fedveil.commands.progress import entry, waiting
     from fedveil.comparing.costs import new_account, refuse_unequal_noise, room_for
@@ -242,7 +244,8 @@ def _check_budget(comparison: Comparison, execution: Execution) -> None:
         entry("Account", note, WIDTH)
 
 
-def _new_directory(comparison: Comparison, out: Path | None) -> Path:
+def new_directory(comparison: Comparison, out: Path | None) -> Path:
+    """The directory of the comparison, with its comparison.toml."""
     import tomli_w
 
     from fedveil.comparing.members import FILE
@@ -289,7 +292,7 @@ def _select(comparison: Comparison, directory: Path, execution: Execution) -> No
     from fedveil.commands.progress import waiting
     from fedveil.comparing.selecting import forget, select
 
-    _refuse_second_draw(directory)
+    refuse_second_draw(directory)
     try:
         with _json_only(execution.as_json), waiting("Training a secret number of runs …"):
             chosen, run, price = select(comparison, directory, execution.jobs, execution.ledger)
@@ -300,7 +303,8 @@ def _select(comparison: Comparison, directory: Path, execution: Execution) -> No
     forget(directory)
 
 
-def _refuse_second_draw(directory: Path) -> None:
+def refuse_second_draw(directory: Path) -> None:
+    """Refuse to select again: a second draw would be a second release."""
     from fedveil.comparing.outcome import FILE
     from fedveil.comparing.selecting import forget
 

@@ -60,12 +60,12 @@ def _show(finding: Finding) -> None:
 
 def _advice(path: Path, found: Diagnosis) -> Iterator[str]:
     """A command for the first suggested change, if the run names its data, and for a report."""
-    from fedveil.training.settings import read_settings
+    from fedveil.runs.saved import RECIPE, SavedRun
 
-    here, recipe = shlex.quote(str(path)), shlex.quote(str(path / "recipe.toml"))
-    data = read_settings(path / "recipe.toml", {}).data
+    run = SavedRun.open(path)
+    here, recipe = shlex.quote(str(path)), shlex.quote(str(run.file(RECIPE)))
     changes = [finding.command for finding in found.wrong if finding.command]
-    if changes and (data.dataset is not None or data.path is not None):
+    if changes and run.names_data:
         yield f"fedveil train {recipe} {changes[0]}   the same run with that change"
     yield f"fedveil report {here}   an HTML report of the run"
 

@@ -71,10 +71,10 @@ def new(
     """Calibrate a recipe for these clients, and write agreement, roster and Flower app."""
     from fedveil.federation.flower.writing import write_app
     from fedveil.federation.founding import Trust, found
+    from fedveil.runs.saved import settings_file
     from fedveil.training.settings import read_settings, resolve_recipe
 
-    file = None if source is None else source / "recipe.toml" if source.is_dir() else source
-    settings = read_settings(file, asked)
+    settings = read_settings(None if source is None else settings_file(source), asked)
     _refuse_private_evaluation(settings)
     interface, class_names = _interface(source, settings)
     trust = None
@@ -175,10 +175,10 @@ def _next(directory: Path, agreement: Agreement) -> None:
 def _interface(source: Path | None, settings: Settings) -> tuple[Interface, tuple[str, ...]]:
     """The shapes of examples: from a run's model, or from the data that the settings name."""
     from fedveil.runs.opened import Interface
-    from fedveil.runs.saved import MODEL
+    from fedveil.runs.saved import MODEL, SavedRun
     from fedveil.training.sources import load_data
 
-    if source is not None and source.is_dir() and (source / MODEL).exists():
+    if source is not None and source.is_dir() and SavedRun.open(source).has(MODEL):
         from fedveil.runs.opened import open_run
 
         run = open_run(source)

@@ -94,7 +94,7 @@ def plan(
     from fedveil.training.settings import read_settings
 
     flags.refuse_no_settings(config)
-    drawn = _drawn(read_settings(config, asked).algorithm, cohort, rate)
+    drawn = sampling(read_settings(config, asked).algorithm, cohort, rate)
     sampled = {"parameters": {**asked.get("parameters", {}), **drawn}} if drawn else {}
     settings = read_settings(config, {**asked, **sampled})
     advised = None
@@ -163,6 +163,11 @@ def _sweeps(made: Any, asked: list[str]) -> list[Any]:
         raise UserError(
             f"{len(asked)} sweeps are given; pass at most two, and the others in another plan."
         )
+    if asked and made.forecast.noise is None:
+        raise UserError(
+            f"Noise {type(made.recipe.noise).__name__} does not define `deviation_of_sum`, so "
+            "there is no signal-to-noise ratio to sweep. Define it, or leave --sweep out."
+        )
     if asked and not made.recipe.private:
         raise UserError(
             f"{made.recipe.name} adds no noise, so there is nothing to sweep. Leave --sweep out."
@@ -184,7 +189,7 @@ def _plain(made: Any, sweeps: list[Any], found: list[list[Any]]) -> dict[str, An
     return plain
 
 
-def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, Any]:
+def sampling(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, Any]:
     """--cohort and --rate as parameters of the algorithm."""
     from fedveil.algorithms.calling import method_named, parameters_of, takes_others
 

@@ -20,7 +20,7 @@ from fedveil.privacy.guarantee import written
 from fedveil.training.metrics import titled
 
 WIDTH = 11
-COLOURS = {"will work": "green", "hard": "yellow", "hopeless": "red"}
+COLOURS = {"will work": "green", "hard": "yellow", "hopeless": "red", "not known": ""}
 LABELS = {"epsilon": "ε", "dim": "d", "clip": "C"}
 MOVED = {
     "clients": "clients, same rate",
@@ -47,14 +47,14 @@ def show(plan: Plan) -> None:
         entry(label, text, width=WIDTH)
     if plan.theory:
         show_theory(plan)
-    elif plan.recipe.private:
+    elif plan.recipe.private and plan.forecast.noise is not None:
         print()
         console().print(moving(plan))
 
 
 def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     """The labelled lines of a plan."""
-    case, found = plan.case, plan.forecast
+    case = plan.case
     yield "Plan", planned(plan)
     if plan.silos is not None:
         yield "Silos", in_silos(plan.silos)
@@ -63,13 +63,7 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.guarantee.private and plan.guarantee.origin.mark:
         yield "", footnote([plan.guarantee.origin])
     if plan.recipe.private:
-        yield (
-            "Noise",
-            f"{short(found.noise, 3)} on the mean, against a signal of "
-            f"{short(found.signal, 3)} in round 1; "
-            f"signal-to-noise ratio {short(found.ratio, 2)} per round, "
-            f"{short(found.run_ratio, 2)} over the run (√K times that){_average(found)}.",
-        )
+        yield "Noise", signal_to_noise(plan)
         assumed = case.updates.describe()
         if plan.silos is not None:  # a pilot of silos is refused
             assumed = assumed.partition(". Measure both")[0]
@@ -85,14 +79,28 @@ def lines(plan: Plan) -> Iterator[tuple[str, str]]:
 def planned(plan: Plan) -> str:
     """The algorithm and its sizes."""
     case, unit = plan.case, plan.known.unit
-    often = f"{unit}s per round, {case.rounds:,} rounds"
+    often = f"{unit}s per round{_capped(plan)}, {case.rounds:,} rounds"
     if plan.silos is not None:
         steps, rounds = plan.silos.steps, plan.silos.rounds
         often = f"records of a silo per step, {steps} steps in each of {rounds:,} rounds"
     return (
-        f"{plan.recipe.name}: {plan.participants:,.0f} of {case.population:,} {often}, "
-        f"{case.dim:,} parameters"
+        f"{plan.recipe.name}: {_limit(plan)}{plan.participants:,.0f} of {case.population:,} "
+        f"{often}, {case.dim:,} parameters"
     )
+
+
+def _capped(plan: Plan) -> str:
+    """That participants become fewer, if a cap makes them so."""
+    cohort, unit = plan.recipe.cohort, plan.known.unit
+    if cohort.cap is None or cohort.cap >= plan.case.rounds:
+        return ""
+    first = cohort.expected(plan.case.population)
+    return f" on average ({first:,.0f} in round 1, fewer as {unit}s reach the cap of {cohort.cap})"
+
+
+def _limit(plan: Plan) -> str:
+    """What numbers are called if only a bound on the number of participants is known."""
+    return "" if plan.participants_exact else "at most "
 
 
 def in_silos(silos: Silos) -> str:
@@ -109,7 +117,13 @@ def verdict(plan: Plan) -> str:
     word, ratio = plan.verdict.word, plan.forecast.run_ratio
     if word == "not private":
         return "not private: no noise is added, so there is no guarantee."
-    text = f"{word}: the signal-to-noise ratio over the run is {short(ratio, 2)}."
+    if ratio is None:
+        kind = type(plan.recipe.noise).__name__
+        return (
+            f"not known: noise {kind} does not define `deviation_of_sum`, so the signal-to-noise "
+            "ratio is not known. Define it to get a verdict."
+        )
+    text = f"{word}: the signal-to-noise ratio over the run is {_limit(plan)}{short(ratio, 2)}."
     if not plan.guarantee.private:
         text = f"no guarantee, whatever the noise. Training itself: {text}"
     if not plan.recipe.memory.kept:  # with memory, runs lost more at the same ratio
@@ -131,14 +145,37 @@ def _lost(ratio: float) -> str:
     return next(points for least, points in LOST if ratio >= least)
 
 
+def signal_to_noise(plan: Plan) -> str:
+    """The noise on the mean against the signal, in a round and over the run."""
+    found = plan.forecast
+    signal = f"against a signal of {short(found.signal, 3)} in round 1"
+    if found.noise is None:
+        return f"not known, {signal}."
+    fewer = ""
+    if found.below_cap < 1:
+        fewer = f", and {_limit(plan)}{short(found.below_cap, 2)} times because of the cap"
+    return (
+        f"{short(found.noise, 3)} on the mean, {signal}; signal-to-noise ratio "
+        f"{_ratio(found.ratio)} per round, {_limit(plan)}{_ratio(found.run_ratio)} over the run "
+        f"(√K times that{fewer}){_average(found)}."
+    )
+
+
 def needed(plan: Plan) -> str:
     """The number of clients it would take."""
     clients, unit = plan.verdict.clients, plan.known.unit
     if clients is None:
+        kind = type(plan.recipe.cohort).__name__
+        return (
+            f"How many {unit}s it would take is not known, because cohort {kind} does not define "
+            "`with_population`"
+        )
+    if math.isinf(clients):
         return f"No number of {unit}s would be enough"
     share = plan.participants / plan.case.population
     cohort = f"{_two_digits(clients * share)} of them per round"
-    return f"It would take {_two_digits(clients)} {unit}s, {cohort}, at the same ε"
+    least = "" if plan.participants_exact else "at least "
+    return f"It would take {least}{_two_digits(clients)} {unit}s, {cohort}, at the same ε"
 
 
 def privacy(plan: Plan) -> str:
@@ -150,7 +187,7 @@ def privacy(plan: Plan) -> str:
     kind = (
         type(noise).__name__ if amount is None else f"noise multiplier z = {rounded_up(amount, 4)}"
     )
-    sigma = getattr(noise, "sigma", None)
+    sigma = noise.deviation_of_message(plan.recipe.message(plan.case.dim))
     steps = "" if sigma is None else f", σ = {short(sigma, 3)} grid steps per message"
     budget = f"ε = {rounded_up(said.epsilon)}{said.origin.mark} at δ = {rounded_up(said.delta)}"
     meant = f"per {said.unit}, view {said.view}, {written(said.adjacency)}"
@@ -168,10 +205,10 @@ def messages(plan: Plan) -> str:
         )
     if plan.known.unit == "example":
         return "none: the trainer holds all examples."
-    up = cost.up * plan.participants
+    up, most = cost.up * plan.participants, _limit(plan)
     return (
-        f"{size(cost.up)} up and {size(cost.down)} down per client and round; {size(up)} up per "
-        f"round, {size(up * rounds)} in the run."
+        f"{size(cost.up)} up and {size(cost.down)} down per client and round; {most}{size(up)} up "
+        f"per round, {most}{size(up * rounds)} in the run."
     )
 
 
@@ -189,7 +226,8 @@ def computing(plan: Plan) -> str:
 def moving(plan: Plan) -> Table:
     """Signal-to-noise ratio, per round and over the run, as one quantity is varied."""
     table = Table(box=None, padding=(0, 3, 0, 0))
-    table.add_column("signal-to-noise ratio:\nper round (over the run)")
+    most = "" if plan.participants_exact else ", at most"
+    table.add_column(f"signal-to-noise ratio:\nper round (over the run{most})")
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")
     for name, row in moves(plan.case).items():
@@ -233,12 +271,12 @@ def _bars(sweep: Sweep, found: list[list[Forecast | None]]) -> Table:
         if one is None:
             continue
         cells = (
-            short(one.noise, 3),
+            "–" if one.noise is None else short(one.noise, 3),
             short(one.signal, 3),
-            short(one.ratio, 2),
-            short(one.run_ratio, 2),
+            _ratio(one.ratio),
+            _ratio(one.run_ratio),
         )
-        table.add_row(_axis(value), *cells, bar(one.run_ratio))
+        table.add_row(_axis(value), *cells, bar(one.run_ratio or 0.0))
     return table
 
 
@@ -248,7 +286,7 @@ def _grid(sweeps: Sequence[Sweep], found: list[list[Forecast | None]]) -> Table:
     for value in sweeps[1].values:
         table.add_column(_axis(value), justify="right")
     for value, row in zip(sweeps[0].values, found, strict=True):
-        cells = [_coloured("–" if one is None else short(one.run_ratio, 2), one) for one in row]
+        cells = [_coloured(_ratio(None if one is None else one.run_ratio), one) for one in row]
         table.add_row(_axis(value), *cells)
     return table
 
@@ -330,7 +368,11 @@ def _place(ratio: float) -> int:
 def _cell(found: Forecast | None) -> Text:
     if found is None:
         return Text("–")
-    return _coloured(f"{short(found.ratio, 2)} ({short(found.run_ratio, 2)})", found)
+    return _coloured(f"{_ratio(found.ratio)} ({_ratio(found.run_ratio)})", found)
+
+
+def _ratio(ratio: float | None) -> str:
+    return "–" if ratio is None else short(ratio, 2)
 
 
 def _coloured(text: str, found: Forecast | None) -> Text:

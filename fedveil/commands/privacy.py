@@ -57,7 +57,7 @@ def privacy(
         raise UserError(
             "A run or a settings file needs no options. Leave out the options, or the target."
         )
-    _show(*(_stated(target) if target is not None else _answered(asked, view)), as_json)
+    _show(*(stated(target) if target is not None else _answered(asked, view)), as_json)
 
 
 def _show(found: str, statement: Statement, as_json: bool) -> None:
@@ -85,7 +85,7 @@ def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
     return found.found, found.statement
 
 
-def _stated(target: Path) -> tuple[str, Statement]:
+def stated(target: Path) -> tuple[str, Statement]:
     """The statement of a run, or of settings not yet trained; nothing was asked for."""
     from fedveil.commands.progress import getting_ready
     from fedveil.training.settings import from_settings, read_settings, refuse_unnamed_data

@@ -195,7 +195,7 @@ def plan(
     >>> plan(clients=3000, rate=0.2, rounds=200, epsilon=5.0, dim=7850).verdict.word
     'will work'
     """
-    from fedveil.commands.plan import _drawn
+    from fedveil.commands.plan import sampling
     from fedveil.planning.facts import SizeOptions
     from fedveil.planning.plan import PlanOptions, make
 
@@ -204,7 +204,7 @@ def plan(
         check_value(value, hints_of(PlanOptions)[name], f"plan: {name}")
     asked = _asked(settings)
     made = _settings(config, asked)
-    if drawn := _drawn(made.algorithm, cohort, rate):
+    if drawn := sampling(made.algorithm, cohort, rate):
         asked["parameters"] = {**asked.get("parameters", {}), **drawn}
         made = _settings(config, asked)
     written = shape if shape is None or isinstance(shape, str) else "x".join(map(str, shape))
@@ -264,13 +264,13 @@ def compare(
     axes = [(name, _values(name, values)) for name, values in (grid or {}).items()]
     comparison = planned([*map(Path, configs)], names, _asked(settings), axes, numbers)
     if select_privately:
-        comparison = command._selecting(comparison, **selection)
+        comparison = command.selecting(comparison, **selection)
     where = None if out is None else Path(out)
     books = None if ledger is None else Path(ledger)
-    execution = command.Execution(command._jobs(jobs), books, cut, as_json=not seen(quiet))
-    command._refuse_taken(where)
-    command._check_budget(comparison, execution)
-    return _compared(comparison, command._new_directory(comparison, where), execution)
+    execution = command.Execution(command.workers(jobs), books, cut, as_json=not seen(quiet))
+    command.refuse_taken(where)
+    command.check_budget(comparison, execution)
+    return _compared(comparison, command.new_directory(comparison, where), execution)
 
 
 def _compared(comparison: Comparison, directory: Path, execution: Execution) -> ComparisonOutcome:
@@ -281,7 +281,7 @@ def _compared(comparison: Comparison, directory: Path, execution: Execution) -> 
 
     jobs, books, quiet = execution.jobs, execution.ledger, execution.as_json
     if comparison.selection is not None:
-        command._refuse_second_draw(directory)
+        command.refuse_second_draw(directory)
         waits = nullcontext() if quiet else waiting("Training a secret number of runs …")
         with waits:
             chosen, run, price = select(comparison, directory, jobs, books)
@@ -318,7 +318,7 @@ def report(
 
     >>> report("runs/a")  # doctest: +SKIP
     """
-    from fedveil.commands.report import _refuse_taken, write
+    from fedveil.commands.report import refuse_taken, write
     from fedveil.reporting.load import load_story
     from fedveil.reporting.page import page
 
@@ -326,7 +326,7 @@ def report(
     if not paths:
         raise UserError("There is no run to report on. Give the directory of a run.")
     place = Path(out) if out else (paths[0] if len(paths) == 1 else Path()) / "report.html"
-    _refuse_taken(place)
+    refuse_taken(place)
     write(place, page(load_story(paths)))
     if open:
         import webbrowser
@@ -358,7 +358,7 @@ def resume(
 
     place, books = Path(path), None if ledger is None else Path(ledger)
     if (place / FILE).is_file():
-        execution = command.Execution(command._jobs(None), books, False, not seen(quiet))
+        execution = command.Execution(command.workers(None), books, False, not seen(quiet))
         return _compared(read_comparison(place), place, execution)
     if data is not None and not isinstance(data, Federated):
         raise UserError(f"resume: data is {told(data)}. Give the Federated of the run.")
@@ -390,7 +390,7 @@ def privacy(
     >>> 2.6 < found.multiplier < 2.8
     True
     """
-    from fedveil.commands.privacy import _stated
+    from fedveil.commands.privacy import stated
     from fedveil.privacy.ask import Question, answer
     from fedveil.privacy.guarantee import VIEWS
 
@@ -401,7 +401,7 @@ def privacy(
     if run is not None:
         if asked:
             raise UserError("A run or a settings file needs no other arguments. Leave them out.")
-        return _stated(Path(run))[1]
+        return stated(Path(run))[1]
     if view not in VIEWS:
         raise unknown("view", view, VIEWS)
     return answer(Question(**asked, view=view)).statement

@@ -30,7 +30,7 @@ def report(
     from fedveil.reporting.page import page
 
     place = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
-    _refuse_taken(place)
+    refuse_taken(place)
     text = page(load_story(runs))
     write(place, text)
     size = f"{len(text.encode()) / 1e6:.1f} MB"
@@ -57,7 +57,7 @@ def write(place: Path, text: str) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _refuse_taken(place: Path) -> None:
+def refuse_taken(place: Path) -> None:
     """Refuse to overwrite anything but an earlier report."""
     from fedveil.reporting.page import MARK
 

@@ -33,10 +33,10 @@ def flags(recipe: Recipe, **values: float) -> str:
 
 
 def parameters(recipe: Recipe) -> set[str]:
-    """The parameters of the recipe's algorithm; empty for an algorithm of the user's own."""
+    """The parameters of the recipe's algorithm; empty for parts or an algorithm of the user's."""
     from fedveil.algorithms import ALGORITHMS
 
-    made = ALGORITHMS.get(recipe.name)
+    made = None if recipe.foreign else ALGORITHMS.get(recipe.name)
     return set() if made is None else set(inspect.signature(made).parameters)
 
 
@@ -95,9 +95,13 @@ def _case(run: DiagnosedRun) -> Case | None:
 
 
 def _noise(case: Case, size: float) -> float | None:
-    """‖noise‖ on the mean for a cohort of this size; None if the size is impossible."""
+    """‖noise‖ on the mean for a cohort of this size; None if the size is impossible.
+
+    Relative to the signal that clients below their cap leave on average.
+    """
     try:
         other = varied(case, "cohort", size)
-        return None if other is None else forecast(other).noise
+        found = None if other is None else forecast(other)
     except UserError:
         return None
+    return None if found is None or found.noise is None else found.noise / found.below_cap

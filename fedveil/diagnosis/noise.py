@@ -42,11 +42,12 @@ def _factors(run: DiagnosedRun) -> Numbers | None:
         "agreement": agreement,
         "dim": float(run.dim or 0),
         "population": float(population),
-        "wanted": population * WORKS * fill / ratio,
         "cohort": run.recipe.cohort.expected(population),
         "epsilon": 0.0 if run.budget is None else run.budget[0],
         "example": float(run.recipe.unit == "example"),
     }
+    if run.recipe.cohort.with_population(1.0) is not None:
+        numbers["wanted"] = population * WORKS * fill / ratio
     return {**numbers, **larger_cohort(run)} if ratio / fill < WORKS else numbers
 
 
@@ -62,17 +63,19 @@ def _advice(n: Numbers) -> str:
     """Ways to reduce the noise, the cheapest first."""
     unit = "examples" if n["example"] else "clients"
     same = " at the same ε" if n["epsilon"] else ""
-    total = (
-        f"About {figure(n['wanted'])} {unit} in total, instead of {figure(n['population'])}, "
-        f"would reach a ratio of {WORKS:g}{same}"
-    )
+    total = ""
+    if "wanted" in n:
+        total = (
+            f". About {figure(n['wanted'])} {unit} in total, instead of "
+            f"{figure(n['population'])}, would reach a ratio of {WORKS:g}{same}"
+        )
     gain = n.get("gain", 1.0)
     if gain >= WORTH:
         return (
             f"sample {figure(n['larger'])} {unit} per round instead of {figure(n['cohort'])}, for "
-            f"{figure(gain)}× less noise{same}. {total}"
+            f"{figure(gain)}× less noise{same}{total}"
         )
-    text = f"allow a larger ε, or use a smaller model. {total}"
+    text = f"allow a larger ε, or use a smaller model{total}"
     if "gain" not in n or n["cohort"] >= n["population"]:
         return text
     return f"{text}. A larger cohort would hardly reduce the noise ({gain:.2f}×)"

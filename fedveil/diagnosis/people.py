@@ -17,17 +17,26 @@ ABORTED = 0.05  # of rounds
 STUCK = 0.9  # memory error of the last quarter over that of the first
 SHORT = 8  # rounds: too few to judge a shorter run
 UNSERVED = 0.5  # of the population
+MANY = 10**9  # clients, if their number is not known
 
 
 def _cohort(run: DiagnosedRun) -> Numbers | None:
     participants = run.mean("participants", "all")
     if participants is None:
         return None
-    expected = (
-        participants if run.population is None else run.recipe.cohort.expected(run.population)
-    )
-    others = expected < (run.population or 0) or run.recipe.cohort.expected(10**9) < 10**9
-    return {"came": participants, "expected": expected, "sampled": float(others)}
+    cohort, population = run.recipe.cohort, run.population
+    if population is None:  # the run has not ended, and its summary names the population
+        expected, sampled = participants, cohort.with_size(FEW, MANY) is not None
+    else:
+        expected = cohort.expected(population)
+        sampled = expected < population
+    capped = cohort.cap is not None and cohort.cap < run.rounds
+    return {
+        "came": participants,
+        "expected": expected,
+        "sampled": float(sampled),
+        "capped": float(capped),
+    }
 
 
 FEW_CLIENTS = Rule(
@@ -47,7 +56,11 @@ MISSING = Rule(
         f"{figure(n['came'])} clients participated per round, but {figure(n['expected'])} were "
         "expected"
     ),
-    lambda n: "raise the cap, or lower the rate or the rounds, so that clients do not reach it",
+    lambda n: (
+        "raise the cap, or use a smaller cohort or fewer rounds, so that clients do not reach it"
+        if n["capped"]
+        else "make sure that clients are available, and that the cohort draws as many as it expects"
+    ),
 )
 
 
@@ -163,7 +176,9 @@ NEVER_SAMPLED = Rule(
         f"{n['unserved']:,.0f} of {n['population']:,.0f} clients never participated. The most "
         f"frequent client participated {n['most']:.0f} times"
     ),
-    lambda n: "a larger cohort or more rounds would include more of them",
+    lambda n: (
+        "a larger cohort or more rounds include more of them, if the cohort can draw everyone"
+    ),
     wrong=False,
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,12 +26,20 @@ if TYPE_CHECKING:
 NOT_YET = (3e-7, 1e-8, 1e-10, 1e-13)  # probabilities of not reaching a cap that are set aside
 
 
+class Participants(NamedTuple):
+    """The number of participants of a round, averaged over a run."""
+
+    mean: float
+    exact: bool  # whether it is the expected number; otherwise an upper bound on it
+
+
 class Cohort(Part, ABC):
     """Draws the cohort of a round, and accounts for its amplification."""
 
     claims: ClassVar = (
         "describe", "amplify", "adjacency", "fixed", "min_honest", "redrawn", "until_cap",
-        "independent", "coin", "with_size", "with_population", "spaced", "separation", "cyclic",
+        "independent", "coin", "participants", "with_size", "with_population", "spaced",
+        "separation", "cyclic",
     )  # fmt: skip
 
     adjacency: Adjacency = "zero-out"  # for which `amplify` is proved
@@ -45,7 +53,7 @@ class Cohort(Part, ABC):
 
     @abstractmethod
     def expected(self, population: int) -> float:
-        """The public denominator: the expected number of participants."""
+        """The public denominator: the expected number of participants while none is at the cap."""
 
     @abstractmethod
     def draw(
@@ -64,6 +72,13 @@ class Cohort(Part, ABC):
     def coin(self, population: int) -> float | None:
         """A unit's probability of being drawn, if rounds are independent; else None."""
         return None
+
+    def participants(self, population: int, rounds: int) -> Participants:
+        """min(expected, n·cap/K): units that have reached the cap stay away. [default: a bound]"""
+        expected = self.expected(population)
+        if self.cap is None or self.cap >= rounds:
+            return Participants(expected, exact=True)
+        return Participants(min(expected, population * self.cap / rounds), exact=False)
 
     def initial_state(self, begin: Begin) -> Tensors:
         """The participations of each unit, if there is a cap."""
@@ -85,7 +100,10 @@ class Cohort(Part, ABC):
         often = f"{expected:g} times the number of {unit}s on average"
         if population:
             often = f"{expected:g} of {population:,} {unit}s on average"
-        return f"{self!r}: {often} per round{self._capped()}, according to the cohort itself."
+        until = "" if self.cap is None else f" until {unit}s reach the cap"
+        return (
+            f"{self!r}: {often} per round{until}{self._capped()}, according to the cohort itself."
+        )
 
     def _capped(self) -> str:
         return "" if self.cap is None else f", at most {self.cap} times per run"
@@ -110,9 +128,9 @@ class Cohort(Part, ABC):
         """The same kind of cohort with another expected size; None if unknown."""
         return None
 
-    def with_population(self, factor: float) -> Cohort:
-        """The same share of a population that is `factor` times as large."""
-        return self
+    def with_population(self, factor: float) -> Cohort | None:
+        """The same share of a population that is `factor` times as large; None if unknown."""
+        return None
 
     def with_honest(self, honest: int) -> Cohort:
         """The same cohort, of whom at least this many add their noise."""
@@ -221,6 +239,15 @@ class Poisson(Cohort):
         """The rate. A cap depends only on the unit's own past coins."""
         return self.rate
 
+    def participants(self, population: int, rounds: int) -> Participants:
+        """n·E[min(B, cap)]/K, B ~ Bin(K, rate), where E[min(B, cap)] = Σ_{j < cap} P(B > j)."""
+        from scipy.special import bdtrc
+
+        if self.cap is None or self.cap >= rounds:
+            return Participants(self.expected(population), exact=True)
+        rounds_of_unit = float(bdtrc(np.arange(self.cap), rounds, self.rate).sum())
+        return Participants(population * rounds_of_unit / rounds, exact=True)
+
     def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
         """The sampled rounds after which a unit has reached its cap with high probability.
 
@@ -313,7 +340,8 @@ class FixedSize(Cohort):
 
     def describe(self, unit: str, population: int) -> str:
         """The size and the cap."""
-        drawn = f"{self.clients} {unit}s per round, drawn without replacement"
+        size = str(self.clients) if self.cap is None else f"up to {self.clients}"
+        drawn = f"{size} {unit}s per round, drawn without replacement"
         return f"Fixed size: {drawn}{self._capped()}."
 
     def redrawn(self, rounds: int) -> FixedSize:

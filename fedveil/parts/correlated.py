@@ -133,6 +133,10 @@ class _Correlated(MultiplierNoise):
         """The deviation of Σ_t x_t, over the square root of the number of rounds."""
         return self.deviation(message) * prefix_errors(self.column, rounds)[1] / math.sqrt(rounds)
 
+    def prefix_error(self, rounds: int) -> float:
+        """The root mean square of the prefix sums of C⁻¹z, for z of deviation 1."""
+        return prefix_errors(self.column, rounds)[0]
+
     def secured(self) -> Noise:
         """The noise rounded to a grid."""
         return replace(self, integer=True)

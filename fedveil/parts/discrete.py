@@ -58,6 +58,10 @@ class _OnMessages(Noise):
     def variance(self, message: Norms) -> float:
         """E[y²] of one coordinate of one message, in grid steps squared."""
 
+    def deviation_of_message(self, message: Norms) -> float:
+        """√E[y²]."""
+        return math.sqrt(self.variance(message))
+
     def deviation_of_sum(self, message: Norms, expected: float, surplus: float) -> float:
         """The standard deviation for the expected number of messages."""
         return grid_of(message) * math.sqrt(self.variance(message) * expected)

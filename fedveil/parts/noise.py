@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import events
+from fedveil.accounting.correlation import Column, prefix_errors
 from fedveil.accounting.norms import Norms
 from fedveil.accounting.rounding import rounded_up
 from fedveil.errors import UserError
@@ -47,8 +48,8 @@ class Noise(Part, ABC):
 
     claims: ClassVar = (
         "describe", "event", "noise_multiplier", "topped_up", "scale_free", "deviation_of_sum",
-        "uncalibrated", "secured", "stand_in", "like", "deviation_of_run", "correlated",
-        "by_silo",
+        "deviation_of_message", "uncalibrated", "secured", "stand_in", "like", "deviation_of_run",
+        "prefix_error", "correlated", "by_silo",
     )  # fmt: skip
 
     at: Place = "server"  # who adds it: the server to clean messages, or each client to its own
@@ -141,11 +142,22 @@ class Noise(Part, ABC):
         """
         return None
 
+    def deviation_of_message(self, message: Norms) -> float | None:
+        """Standard deviation of one coordinate of a message's own noise, in grid steps, if any."""
+        return None
+
     def deviation_of_run(
         self, message: Norms, expected: float, surplus: float, rounds: int
     ) -> float | None:
         """Deviation of independent noise in each round whose sum over the run varies as much."""
         return self.deviation_of_sum(message, expected, surplus)
+
+    def prefix_error(self, rounds: int) -> float:
+        """Deviation of Σ_{s ≤ t} noise_s, root mean square over t, by that of the first round.
+
+        [default: that of independent rounds]
+        """
+        return prefix_errors(Column(), rounds)[0]
 
     def planned(self, rounds: int, separation: int, most: int | None) -> Noise:
         """This noise with everything fixed that follows from the rounds and participations."""

@@ -105,8 +105,9 @@ class Separated(_Spaced):
     def describe(self, unit: str, population: int) -> str:
         """The size, the separation and the cap."""
         apart = f"at least {self.separation} rounds apart"
+        size = str(self.clients) if self.cap is None else f"up to {self.clients}"
         return (
-            f"Separated: {self.clients} {unit}s per round, each {apart}{self._capped()}. Who takes "
+            f"Separated: {size} {unit}s per round, each {apart}{self._capped()}. Who takes "
             "part need not be secret."
         )
 
@@ -115,8 +116,8 @@ class Separated(_Spaced):
         return replace(self, clients=whole_size(size), separation=None).planned(population)
 
     def with_population(self, factor: float) -> Separated:
-        """The same share of the population, as far apart as before."""
-        return replace(self, clients=whole_size(self.clients * factor))
+        """The same share of the population, rounded down so that all stay as far apart."""
+        return replace(self, clients=max(math.floor(self.clients * factor * (1 + 1e-9)), 1))
 
 
 @dataclass(frozen=True)
@@ -180,3 +181,7 @@ class CyclicPoisson(_Spaced):
     def with_size(self, size: float, population: int) -> CyclicPoisson:
         """Another rate."""
         return replace(self, rate=min(size / population, 1 / self.separation))
+
+    def with_population(self, factor: float) -> CyclicPoisson:
+        """The same rate."""
+        return self

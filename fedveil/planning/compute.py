@@ -33,7 +33,7 @@ REPEATS = 3  # of a timed round; the fastest counts
 
 @dataclass(frozen=True)
 class Cost:
-    """Costs of one round."""
+    """Costs of a round, averaged over the run."""
 
     products: float  # multiplications of one client's local work
     seconds: float  # on one core of this machine
@@ -43,12 +43,13 @@ class Cost:
     down: int  # bytes of the model that a client receives
 
 
-def expected_cost(recipe: Recipe, known: PublicFacts) -> Cost:
-    """The costs of a recipe with calibrated noise."""
+def expected_cost(recipe: Recipe, known: PublicFacts, rounds: int) -> Cost:
+    """The costs of an average round of a recipe with calibrated noise."""
     population = known.population
     everyone = np.arange(2)
     all_work = len(recipe.memory.workers(everyone[:1], 2)) == 2
-    workers = float(population) if all_work else recipe.cohort.expected(population)
+    present = recipe.cohort.participants(population, rounds).mean
+    workers = float(population) if all_work else present
     products = _products(recipe, known)
     tried = known.task is not None and products <= TIMED
     if tried:

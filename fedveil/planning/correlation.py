@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fedveil.accounting.correlation import Column, prefix_errors
 from fedveil.errors import UserError
 from fedveil.parts.cohort import Cohort, Poisson
 from fedveil.parts.correlated import BandedNoise, BufferedNoise
@@ -79,9 +78,8 @@ def _made(case: Case, name: str, cohort: Cohort, noise: Noise) -> NoiseChoice | 
         made = with_noise(replace(case, recipe=other))
     except UserError:
         return None
-    column = getattr(made.noise, "column", Column())
     amount = made.noise.noise_multiplier or 0.0
-    error = amount * prefix_errors(column, case.rounds)[0] / cohort.expected(case.population)
+    error = amount * made.noise.prefix_error(case.rounds) / cohort.expected(case.population)
     clients = max(round(cohort.expected(case.population)), 1)
     return NoiseChoice(name, made.noise, made.cohort, clients, error)
 

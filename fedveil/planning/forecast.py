@@ -13,7 +13,7 @@ from fedveil.errors import UserError
 from fedveil.parts.bound import Clip
 from fedveil.parts.checks import count
 from fedveil.planning.noise import noise_norm
-from fedveil.planning.signal import UpdateModel
+from fedveil.planning.signal import Spread, UpdateModel
 from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
 from fedveil.recipe import Recipe
 
@@ -56,9 +56,10 @@ class Forecast:
     """Signal and noise of a case, in the first round and in later rounds that a pilot measured."""
 
     recipe: Recipe  # with calibrated noise
-    noise: float  # ‖noise on the mean‖ in every round
+    noise: float | None  # ‖noise on the mean‖; None if the noise part does not tell its deviation
     signals: tuple[float, ...]  # ‖mean of bounded updates‖ in the rounds that are known
     rounds: int
+    below_cap: float = 1.0  # ratio of an average round over that of one where nobody is at a cap
 
     @property
     def signal(self) -> float:
@@ -66,8 +67,10 @@ class Forecast:
         return self.signals[0]
 
     @property
-    def ratio(self) -> float:
-        """Signal-to-noise ratio of the first round."""
+    def ratio(self) -> float | None:
+        """Signal-to-noise ratio of the first round; None if the noise is not known."""
+        if self.noise is None:
+            return None
         return self.signal / self.noise if self.noise > 0 else math.inf
 
     @property
@@ -77,16 +80,20 @@ class Forecast:
         None if only the first round is known. Updates cancel as the model approaches an optimum, so
         a small value is not a bad sign.
         """
-        if len(self.signals) < 2 or self.noise <= 0:
+        if len(self.signals) < 2 or not self.noise:
             return None
         last = self.signals[-max(1, len(self.signals) // 5) :]
         unseen = max(self.rounds - len(self.signals), 0) * sum(last) / len(last)
-        return (sum(self.signals) + unseen) / max(self.rounds, len(self.signals)) / self.noise
+        mean = (sum(self.signals) + unseen) / max(self.rounds, len(self.signals))
+        return self.below_cap * mean / self.noise
 
     @property
-    def run_ratio(self) -> float:
-        """√K·ratio: while rounds agree, the signal grows as K and the noise as √K."""
-        return math.sqrt(self.rounds) * self.ratio
+    def run_ratio(self) -> float | None:
+        """√K·ratio: while rounds agree, the signal grows as K and the noise as √K.
+
+        With a cap, √K·(ratio of an average round).
+        """
+        return None if self.ratio is None else math.sqrt(self.rounds) * self.below_cap * self.ratio
 
 
 @functools.lru_cache(maxsize=1024)
@@ -96,7 +103,19 @@ def forecast(case: Case) -> Forecast:
     spreads = case.updates.spreads(recipe.bound, case.dim)
     signals = tuple(spread.signal(recipe, case.dim, case.population) for spread in spreads)
     noise = noise_norm(recipe, case.dim, case.population, case.rounds)
-    return Forecast(recipe, noise, signals, case.rounds)
+    return Forecast(recipe, noise, signals, case.rounds, _below_cap(recipe, spreads[0], case))
+
+
+def _below_cap(recipe: Recipe, spread: Spread, case: Case) -> float:
+    """The ratio at the mean number of participants over that at the expected number."""
+    size = (case.dim, case.population)
+    present = recipe.cohort.participants(case.population, case.rounds).mean
+    if present == recipe.cohort.expected(case.population):
+        return 1.0
+    share = spread.signal(recipe, *size, present) / (spread.signal(recipe, *size) or 1.0)
+    noise = noise_norm(recipe, *size, case.rounds)
+    later = noise_norm(recipe, *size, case.rounds, present)
+    return share * noise / later if noise and later else share
 
 
 def with_noise(case: Case) -> Recipe:
@@ -153,7 +172,7 @@ def current(case: Case, name: str) -> float | None:
     """The value of a quantity in this case; None if it cannot be varied."""
     size = case.recipe.cohort.expected(case.population)
     return {
-        "clients": float(case.population),
+        "clients": None if _with_clients(case, case.population) is None else case.population,
         "cohort": None if _with_cohort(case, size) is None else size,
         "rounds": float(case.rounds),
         "epsilon": case.epsilon,
@@ -173,13 +192,18 @@ def _with(case: Case, **parts: object) -> Case:
 
 
 def _with_clients(case: Case, population: int) -> Case | None:
-    """The case with another population and the same sampling rate; None if there is none."""
+    """The case with another population and the same sampling rate; None if not known."""
     if population < 1:
         return None
     factor = population / case.population
     cohort = case.recipe.cohort.with_population(factor)
+    if cohort is None:
+        return None
     share = factor * case.recipe.cohort.expected(case.population)
-    if abs(cohort.expected(population) - share) > max(1.0, 0.01 * share):
+    try:
+        if abs(cohort.expected(population) - share) > max(1.0, 0.01 * share):
+            return None
+    except UserError:  # too few clients for such a cohort
         return None
     recipe = replace(case.recipe, cohort=cohort)
     return replace(case, recipe=recipe, population=population)
@@ -190,6 +214,6 @@ def _with_cohort(case: Case, size: float) -> Case | None:
     if not 1 <= size <= case.population:
         return None
     cohort = case.recipe.cohort
-    scaled = cohort.with_population(size / cohort.expected(case.population))
+    scaled = cohort.with_population(size / cohort.expected(case.population)) or cohort
     found = scaled.with_size(size, case.population)
     return None if found is None else _with(case, cohort=found)

@@ -8,10 +8,17 @@ from fedveil.errors import UserError
 from fedveil.recipe import Recipe
 
 
-def noise_norm(recipe: Recipe, dim: int, population: int, rounds: int) -> float:
-    """√(d − ½)·σ/r, σ the standard deviation of a coordinate of the sum: E‖N(0, σ²I)‖ to O(1/d)."""
-    expected = recipe.cohort.expected(population)
-    return math.sqrt(dim - 0.5) * deviation(recipe, dim, population, rounds) / expected
+def noise_norm(
+    recipe: Recipe, dim: int, population: int, rounds: int, present: float | None = None
+) -> float | None:
+    """√(d − ½)·σ/r, σ the standard deviation of a coordinate of the sum: E‖N(0, σ²I)‖ to O(1/d).
+
+    For `present` participants. [default: as many as expected]  None if σ is not known.
+    """
+    found = _deviation(recipe, dim, population, rounds, present)
+    return (
+        None if found is None else math.sqrt(dim - 0.5) * found / recipe.cohort.expected(population)
+    )
 
 
 def deviation(recipe: Recipe, dim: int, population: int, rounds: int) -> float:
@@ -19,15 +26,21 @@ def deviation(recipe: Recipe, dim: int, population: int, rounds: int) -> float:
 
     For noise that is correlated over the rounds, σ of independent noise with the same sum.
     """
-    noise, expected = recipe.noise, recipe.cohort.expected(population)
-    surplus = _surplus(recipe, population)
-    found = noise.deviation_of_run(recipe.message(dim), expected, surplus, rounds)
+    found = _deviation(recipe, dim, population, rounds)
     if found is None:
         raise UserError(
-            f"The noise {type(noise).__name__} does not give its standard deviation, which a plan "
-            "needs. Implement its method deviation_of_sum."
+            f"The noise {type(recipe.noise).__name__} does not give its standard deviation, which "
+            "a pilot needs. Define its method deviation_of_sum, or leave the pilot out."
         )
     return found
+
+
+def _deviation(
+    recipe: Recipe, dim: int, population: int, rounds: int, present: float | None = None
+) -> float | None:
+    surplus = _surplus(recipe, population)
+    messages = recipe.cohort.expected(population) if present is None else present
+    return recipe.noise.deviation_of_run(recipe.message(dim), messages, surplus, rounds)
 
 
 def _surplus(recipe: Recipe, population: int) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.accounting.rounding import short
 from fedveil.errors import UserError, unknown
 from fedveil.models.losses import target_of
+from fedveil.parts.cohort import Participants
 from fedveil.planning.compute import Cost, expected_cost
 from fedveil.planning.correlation import NoiseChoice, choices
 from fedveil.planning.facts import PublicFacts, SizeOptions, facts
@@ -74,11 +75,13 @@ class Plan:
 
     def __repr__(self) -> str:
         """One line. `plain()` has all numbers."""
-        ratio = f", signal-to-noise ratio {short(self.forecast.run_ratio, 2)} over the run"
+        found, ratio = self.forecast.run_ratio, ""
+        if self.recipe.private and found is not None:
+            ratio = f", signal-to-noise ratio {short(found, 2)} over the run"
+        people = f"{self.participants:,.0f} of {self.case.population:,} {self.known.unit}s"
         return (
-            f"Plan({self.recipe.name}: {self.participants:,.0f} of {self.case.population:,} "
-            f"{self.known.unit}s per round, {self.case.rounds:,} rounds, {self.verdict.word}"
-            f"{ratio if self.recipe.private else ''})"
+            f"Plan({self.recipe.name}: {people} per round, {self.case.rounds:,} rounds, "
+            f"{self.verdict.word}{ratio})"
         )
 
     @property
@@ -88,8 +91,17 @@ class Plan:
 
     @property
     def participants(self) -> float:
-        """Expected number of participants per round."""
-        return self.recipe.cohort.expected(self.case.population)
+        """The expected number of participants per round, averaged over the run."""
+        return self._participants.mean
+
+    @property
+    def participants_exact(self) -> bool:
+        """Whether `participants` is the expected number; otherwise an upper bound on it."""
+        return self._participants.exact
+
+    @property
+    def _participants(self) -> Participants:
+        return self.recipe.cohort.participants(self.case.population, self.case.rounds)
 
     def plain(self) -> dict[str, Any]:
         """The plan as plain values, for JSON; infinities and NaN become null."""
@@ -99,6 +111,7 @@ class Plan:
             "unit": self.known.unit,
             "population": self.case.population,
             "participants": self.participants,
+            "participants_exact": self.participants_exact,
             "rounds": self.case.rounds,
             "dimension": self.case.dim,
             "bound": bound_of(self.case),
@@ -195,7 +208,7 @@ def make(settings: Settings, options: PlanOptions) -> Plan:
             case.resolved_delta,
             origin=known.origin,
         ),
-        expected_cost(ready, known),
+        expected_cost(ready, known, settings.rounds),
         judged(case),
         chosen,
         tuple(advice(case, known, constants, chosen)) if constants is not None else (),
@@ -228,7 +241,7 @@ def _of_a_silo(
         AssumedUpdates(cosine, options.norm), own, delta,
     )  # fmt: skip
     said = guarantee(ready, known.dim, known.clients, settings.rounds, delta, origin=known.origin)
-    cost = expected_cost(case.recipe, alone)
+    cost = expected_cost(case.recipe, alone, case.rounds)
     found = forecast(case)
     verdict = PlanVerdict(word_for(found.run_ratio))
     return Plan(case, alone, found, said, cost, verdict, metric=metric, silos=silos)

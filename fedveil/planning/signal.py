@@ -7,6 +7,7 @@ With m = ‖mean of b_i over all n clients‖ and e = mean of ‖b_i‖², a sam
                           m²                                        everyone
 
 Only m is a common direction. The rest is sampling variance and shrinks as the cohort grows.
+If only a < r take part, because others have reached their cap, r is a here and the norm a/r of it.
 """
 
 from __future__ import annotations
@@ -49,18 +50,27 @@ class Spread:
         """m²/e: mean cosine of two clients' updates, weighted by their norms."""
         return self.mean / self.square if self.square > 0 else 0.0
 
-    def signal(self, recipe: Recipe, dim: int, population: int) -> float:
-        """√E‖Σ messages/r‖² for the recipe's cohort, with the variance of rounding to a grid."""
-        chance, weight = sampling_variance(recipe.cohort, population)
+    def signal(
+        self, recipe: Recipe, dim: int, population: int, present: float | None = None
+    ) -> float:
+        """√E‖Σ messages/r‖² for the recipe's cohort, with the variance of rounding to a grid.
+
+        For `present` participants. [default: r, as many as expected]
+        """
+        expected = recipe.cohort.expected(population)
+        present = expected if present is None else present
+        chance, weight = sampling_variance(recipe.cohort, population, present)
         drawn = chance * (self.square - weight * self.mean)
-        added = rounding(recipe, dim) / recipe.cohort.expected(population)
-        return math.sqrt(max(self.mean + drawn + added, 0.0))
+        added = rounding(recipe, dim) / present
+        return present / expected * math.sqrt(max(self.mean + drawn + added, 0.0))
 
 
-def sampling_variance(cohort: Cohort, population: int) -> tuple[float, float]:
-    """(c, w) such that sampling adds c·(e − w·m²) to the squared signal."""
-    expected = cohort.expected(population)
-    chance = (1 - expected / population) / expected
+def sampling_variance(
+    cohort: Cohort, population: int, present: float | None = None
+) -> tuple[float, float]:
+    """(c, w) such that sampling adds c·(e − w·m²) to the squared norm of the mean update."""
+    present = cohort.expected(population) if present is None else present
+    chance = (1 - present / population) / present
     if not cohort.fixed:
         return chance, 0.0
     return chance * population / max(population - 1, 1), 1.0

@@ -12,9 +12,11 @@ import numpy as np
 
 from fedveil.errors import UserError, unknown
 from fedveil.parts.discrete import PublishedLaplace
-from fedveil.runs.saved import MODEL, SavedRun
+from fedveil.runs.saved import SavedRun
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from fedveil.accounting.norms import Norms
     from fedveil.data.federated import Federated
     from fedveil.parts.noise import Noise
@@ -30,6 +32,11 @@ class Measured:
 
     run: SavedRun
     data: Federated
+
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The parameters of the released model."""
+        return self.run.model()[0]
 
     def column(self, name: str) -> list[float | None]:
         """A column of metrics.parquet."""
@@ -80,20 +87,15 @@ def optimal_loss(data: Federated) -> float:
 
 def distance(found: Measured) -> float:
     """‖x − x*‖ of the last model."""
-    from safetensors.torch import load_file
-
     if found.data.optimum is None:
         raise UserError(f"'{found.data.name}' has no known optimum. Use another measure.")
-    (x,) = load_file(found.run.file(MODEL)).values()
+    (x,) = found.model.values()
     return float((x.flatten().double() - found.data.optimum.x).norm())
 
 
 def position(found: Measured) -> float:
     """The only coordinate of the last model."""
-    from safetensors.torch import load_file
-
-    tensors = load_file(found.run.file(MODEL))
-    return float(next(iter(tensors.values())).flatten()[0])
+    return float(next(iter(found.model.values())).flatten()[0])
 
 
 def signal_to_noise(found: Measured) -> float:
@@ -143,17 +145,15 @@ def one_step_delta(found: Measured) -> float:
 
 
 def _message(found: Measured) -> tuple[Recipe, Norms]:
-    from safetensors.torch import load_file
-
     from fedveil.serialization.codec import recipe_from_plain
 
     recipe = recipe_from_plain(found.run.settings["recipe"])
-    dim = sum(tensor.numel() for tensor in load_file(found.run.file(MODEL)).values())
+    dim = sum(tensor.numel() for tensor in found.model.values())
     return recipe, recipe.message(dim)
 
 
 def _published(noise: Noise) -> PublishedLaplace:
-    if not isinstance(noise, PublishedLaplace):
+    if not isinstance(noise, PublishedLaplace):  # the measured claim is about this noise only
         raise UserError("Only calibration='das2021' has a claimed δ. Use another measure.")
     return noise
 

@@ -90,6 +90,12 @@ class SavedRun:
             refuse_newer(self.file(RECIPE), settings.get("fedveil"))
             return settings
 
+    @property
+    def names_data(self) -> bool:
+        """Whether the settings name the data. A run from Python may have been given them."""
+        data = self.settings.get("data", {})
+        return bool(data.get("dataset") or data.get("path"))
+
     @cached_property
     def summary(self) -> dict[str, Any]:
         """summary.json of a run that has ended."""
@@ -255,6 +261,11 @@ class SavedRun:
 
     def _json(self, name: str) -> Any:
         return json.loads(self.file(name).read_text(encoding="utf-8"))
+
+
+def settings_file(target: Path) -> Path:
+    """The settings file of a run's directory, or the file itself. Other directories are refused."""
+    return SavedRun.open(target).file(RECIPE) if target.is_dir() else target
 
 
 def memory_name(round: int) -> str:

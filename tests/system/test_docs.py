@@ -143,7 +143,7 @@ def test_the_commands_of_contributing_run_and_an_own_run_goes_on(
     soft: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each finds soft.py anew; the comparison's worker and the resumed run are other processes."""
-    monkeypatch.setattr("fedveil.commands.compare._jobs", lambda _: 1)  # so there is one worker
+    monkeypatch.setattr("fedveil.commands.compare.workers", lambda _: 1)  # so there is one worker
     lines = "".join(blocks(CONTRIBUTING, "console")).splitlines()
     typed = [line.removeprefix("$ fedveil ") for line in lines if line.startswith("$ fedveil")]
     words = {command.split()[0] for command in typed}

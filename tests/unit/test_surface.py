@@ -114,6 +114,41 @@ def test_the_search_lets_harmless_code_pass() -> None:
     assert set(findings(harmless)) == set()
 
 
+def borrowed(source: str) -> Iterator[str]:
+    """The private names of other modules of the package that a file uses."""
+    tree = ast.parse(source)
+    modules: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fedveil"):
+            yield from (a.name for a in node.names if private(a.name))
+            modules |= {a.asname or a.name for a in node.names if a.name.islower()}
+    assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not is_read(n)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and private(node.attr):
+            owner = ast.unparse(node.value)
+            if owner in modules - assigned:
+                yield f"{owner}.{node.attr}"
+
+
+def private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def is_read(name: ast.Name) -> bool:
+    return isinstance(name.ctx, ast.Load)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: f.relative_to(ROOT).as_posix())
+def test_a_module_uses_no_private_name_of_another(file: Path) -> None:
+    assert sorted(borrowed(file.read_text(encoding="utf-8"))) == []
+
+
+def test_borrowed_names_are_found() -> None:
+    assert list(borrowed("from fedveil.commands.plan import _drawn")) == ["_drawn"]
+    used = "from fedveil.commands import compare as command\ncommand._jobs(3)"
+    assert list(borrowed(used)) == ["command._jobs"]
+
+
 @pytest.fixture
 def open_umask() -> Iterator[None]:
     """As careless as a system can be."""

@@ -42,11 +42,14 @@ def advice(
     """The recommendations of every paper whose algorithm is planned."""
     recipe, bound, memory = case.recipe, case.recipe.bound, case.recipe.memory
     if recipe.foreign:
-        return  # theorems hold for published parts only, so the classes of the parts decide here
+        return  # a theorem holds for the parts that its paper names, so classes decide below
+    # Das et al. 2022: Thm. 2 is about clipping, Thm. 4 about normalizing.
     if recipe.report.divides and isinstance(bound, Clip | Normalize):
         yield _das(case, known, constants)
+    # Shulgin et al. 2025: Cor. 1–6 are about error compensation with smoothed normalization.
     if isinstance(memory, ErrorCompensation) and isinstance(bound, SmoothNormalize):
-        yield _shulgin(case, constants, memory, bound)
+        yield _shulgin(case, known, constants, memory, bound)
+    # DP-LSGD: Thm. 2 is about the bias of clipping.
     if recipe.unit == "example" and isinstance(bound, Clip):
         yield _lsgd(case, known, constants, chosen, bound)
 
@@ -97,7 +100,14 @@ def _das(case: Case, known: PublicFacts, constants: Constants) -> Advice:
 
 def _rho(case: Case, clip: float) -> Callable[[int], float]:
     """ρ(K), with the noise calibrated for K rounds."""
-    return lambda rounds: das.rho(forecast(replace(case, rounds=rounds)).noise, clip, rounds)
+    return lambda rounds: das.rho(_noise(replace(case, rounds=rounds)), clip, rounds)
+
+
+def _noise(case: Case) -> float:
+    """‖noise on the mean‖, which every published noise tells."""
+    noise = forecast(case).noise
+    assert noise is not None
+    return noise
 
 
 def _das_choice(choice: das.DasChoice, clip: float) -> Iterator[Line]:
@@ -141,11 +151,14 @@ def _das_steps(
 
 
 def _shulgin(
-    case: Case, constants: Constants, memory: ErrorCompensation, bound: SmoothNormalize
+    case: Case,
+    known: PublicFacts,
+    constants: Constants,
+    memory: ErrorCompensation,
+    bound: SmoothNormalize,
 ) -> Advice:
     title = "Shulgin et al. 2025, Corollaries 1–6"
-    recipe, found = case.recipe, forecast(case)
-    local = _operator(recipe)
+    recipe, local = case.recipe, _operator(case.recipe, known)
     wanted = ["L", "gap", "R"] + (["delta"] if local != "one step" else [])
     if needs := constants.missing(*wanted):
         return Advice(title, (missing_line(needs),), {}, tuple(needs))
@@ -153,7 +166,7 @@ def _shulgin(
     rate = recipe.cohort.expected(case.population) / case.population
     problem = shulgin.NormECProblem(
         constants["L"], constants["gap"], constants["R"], hetero, hetero,
-        bound.alpha, rate, case.population, found.noise,
+        bound.alpha, rate, case.population, _noise(case),
     )  # fmt: skip
     options = [
         shulgin.with_constant_noise(problem, case.rounds, local),
@@ -179,17 +192,17 @@ def _shulgin_holds(memory: ErrorCompensation, start: float) -> str:
     return limit if usual else f"for update='everyone' and a normalized server step; {limit}"
 
 
-def _operator(recipe: Recipe) -> shulgin.Operator:
-    if isinstance(recipe.local, IncrementalGradient):
+def _operator(recipe: Recipe, known: PublicFacts) -> shulgin.Operator:
+    if isinstance(recipe.local, IncrementalGradient):  # Cor. 5 and 6 are about this operator
         return "ig"
-    return "one step" if getattr(recipe.local, "steps", 1) == 1 else "gd"
+    return "one step" if local_steps(recipe, known) == 1 else "gd"
 
 
 def _lsgd(
     case: Case, known: PublicFacts, constants: Constants, chosen: Material | None, bound: Clip
 ) -> Advice:
     title = "DP-LSGD, Theorems 1 and 2"
-    recipe, found = case.recipe, forecast(case)
+    recipe = case.recipe
     cohort = recipe.cohort.expected(case.population)
     lines: list[Line] = [("limit", f"K² = O(nq): K at most about {_many(math.sqrt(cohort))}")]
     if case.epsilon is not None:
@@ -204,7 +217,7 @@ def _lsgd(
     assert known.task is not None
     problem = lsgd.LSGDProblem(
         constants["L"], constants["loss"], constants["tau"], cohort / case.population, cohort,
-        found.noise, case.rounds, bound.norm,
+        _noise(case), case.rounds, bound.norm,
     )  # fmt: skip
     options = lsgd.candidates(problem, _second_moment(known, chosen, recipe, bound.norm))
     best = lsgd.best(options)

@@ -70,6 +70,14 @@ def test_the_covariance_is_that_of_the_inverse(noise: Any, integer: bool) -> Non
     assert (np.abs(x @ x.T / dim - wanted) <= error).all()
 
 
+@pytest.mark.parametrize("noise", [*NOISES, Gaussian(2.0)], ids=repr)
+def test_the_error_of_prefix_sums_is_the_drawn_one(noise: Any) -> None:
+    rounds = 6
+    sums = streamed(noise, rounds, 40_000).cumsum(axis=0)
+    drawn = np.sqrt((sums**2).mean()) / noise.deviation(GRID)
+    assert noise.prefix_error(rounds) == pytest.approx(drawn, rel=0.02)
+
+
 def test_one_band_is_independent_noise_bit_for_bit() -> None:
     assert np.array_equal(
         streamed(BandedNoise(2.0, bands=1), 5, 40), streamed(Gaussian(2.0), 5, 40)

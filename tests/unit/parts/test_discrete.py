@@ -396,6 +396,7 @@ def test_a_sum_of_messages_holds_the_noise_of_each() -> None:
     rng = np.random.default_rng(1)
     total = sum(noise.each(message, rng) for _ in range(6))
     assert np.var(total) == pytest.approx(6 * noise.variance(message), rel=0.03)
+    assert noise.deviation_of_message(message) == pytest.approx(np.std(total) / 6**0.5, rel=0.02)
 
 
 @pytest.mark.parametrize(("alpha", "support"), [(0.3, 12), (1.0, 3), (0.01, 50), (2.0, 1)])

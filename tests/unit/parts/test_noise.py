@@ -67,6 +67,7 @@ def test_noise_on_the_sum_is_in_no_message(noise: Noise) -> None:
     assert not noise.on_messages
     assert not noise.each(message, np.random.default_rng(0)).any()
     assert noise.max_magnitude(message) == 0
+    assert noise.deviation_of_message(message) is None
 
 
 def test_a_silent_recipe_says_that_it_is_not_private() -> None:

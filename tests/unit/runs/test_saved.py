@@ -8,7 +8,16 @@ from fedveil import algorithms
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.runs.listing import listed
-from fedveil.runs.saved import CLIENTS, METRICS, MODEL, SUMMARY, TRACE, SavedRun
+from fedveil.runs.saved import (
+    CLIENTS,
+    METRICS,
+    MODEL,
+    RECIPE,
+    SUMMARY,
+    TRACE,
+    SavedRun,
+    settings_file,
+)
 from fedveil.training.start import train
 
 
@@ -56,6 +65,20 @@ def test_a_list_of_runs_does_not_read_what_ended_runs_have_recorded(saved: Saved
     assert listed(saved.path).state == "finished"
     saved.file(METRICS).write_bytes(b"cut")
     assert "metrics.parquet is damaged" in listed(saved.path).problem
+
+
+def test_settings_are_those_of_a_run_or_a_file(saved: SavedRun, tmp_path: Path) -> None:
+    assert settings_file(saved.path) == saved.file(RECIPE)
+    assert settings_file(tmp_path / "other.toml") == tmp_path / "other.toml"
+    with pytest.raises(UserError, match=r"is not a run, because it has no recipe\.toml"):
+        settings_file(tmp_path)
+
+
+def test_a_run_from_python_does_not_name_its_data(saved: SavedRun, tmp_path: Path) -> None:
+    assert not saved.names_data
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / RECIPE).write_text('[data]\ndataset = "digits"\n', encoding="utf-8")
+    assert SavedRun.open(tmp_path / "named").names_data
 
 
 def test_what_is_not_there_is_said(saved: SavedRun, tmp_path: Path) -> None:
