@@ -71,12 +71,16 @@ Expect = Annotated[
 Law = Annotated[
     str | None,
     typer.Option(
-        help="Distribution of that number: geometric, logarithmic or poisson. [default: geometric]"
+        "--distribution",
+        "--law",
+        help="Distribution of that number: geometric, logarithmic or poisson. [default: geometric]",
     ),
 ]
 Eta = Annotated[
     float | None,
-    typer.Option(help="η of a truncated negative binomial distribution, above -1, instead of law."),
+    typer.Option(
+        help="η > -1 of a truncated negative binomial distribution, instead of --distribution."
+    ),
 ]
 
 
@@ -203,9 +207,9 @@ def _selecting(
     from fedveil.privacy.selection import LAWS, law_of
 
     if law is not None and law not in LAWS:
-        raise unknown("law", law, LAWS)
+        raise unknown("distribution", law, LAWS)
     if law is not None and eta is not None:
-        raise UserError("--law and --eta both choose a distribution; pass one of them.")
+        raise UserError("--distribution and --eta both choose a distribution. Pass one of them.")
     mean = 2.0 * len(comparison.members) if expect is None else expect
     chosen: dict[str, Any] = {"name": law or "geometric", "mean": mean, **flags.given(eta=eta)}
     law_of(**chosen)  # refused before the long work

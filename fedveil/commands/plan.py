@@ -20,7 +20,7 @@ Pilot = Annotated[
     str | None,
     typer.Option(
         help="Measure updates on: synthetic data (synthetic), a public data set by name, public "
-        "data named in a TOML file, or the data of the settings (own), which leaks."
+        "data named in a TOML file, or the data of the settings (own), which no ε covers."
     ),
 ]
 PilotClients = Annotated[int, typer.Option(help="Maximum number of clients in a pilot.")]
@@ -83,8 +83,8 @@ def plan(
 ) -> None:
     """Predict whether a run will work, before training anything.
 
-    Shows the noise against the signal, bytes, time, and a verdict. Only the sizes of a data
-    set are used, unless you pass --pilot own. For example:
+    Shows the signal-to-noise ratio, bytes, time, and a verdict. Only the sizes of a data set are
+    used, unless you pass --pilot own. For example:
 
     fedveil plan --clients 3000 --rate 0.2 --rounds 200 --epsilon 5
     """
@@ -128,7 +128,8 @@ def _recommend(advised: Any, parameters: dict[str, Any]) -> None:
     from fedveil.commands.progress import entry
 
     entry("Recommend", f"{advised.algorithm}, {_settings(parameters)}", width=WIDTH)
-    entry("Measured", f"on {advised.measured_on}. Elsewhere it is a starting point.", width=WIDTH)
+    text = f"on {advised.measured_on}. For other settings, it is a starting point."
+    entry("Measured", text, width=WIDTH)
     for one in advised.evidence:
         entry("Evidence", one.described(), width=WIDTH)
 

@@ -395,7 +395,7 @@ class Gossip(Memory):
 
 def test_a_memory_sees_one_client_at_a_time() -> None:
     check_history(replace(CLIPPED, memory=Gossip()))
-    with pytest.raises(AssertionError, match="depends on the clients beside it"):
+    with pytest.raises(AssertionError, match="what a client remembers depends on other clients"):
         check_memory(Gossip())
 
 
