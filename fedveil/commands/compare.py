@@ -126,7 +126,7 @@ def compare(
     _refuse_torchrun()
     selection = flags.given(expect=expect, law=law, eta=eta)
     if selection and not select_privately:
-        raise UserError(f"--{next(iter(selection))} needs --select-privately; pass both.")
+        raise UserError(f"--{next(iter(selection))} needs --select-privately. Pass both.")
     files = targets or []
     names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
     execution = Execution(_jobs(jobs), ledger, cut, as_json)

@@ -162,7 +162,7 @@ def _sweeps(made: Any, asked: list[str]) -> list[Any]:
 
     if len(asked) > 2:
         raise UserError(
-            f"{len(asked)} sweeps are given; pass at most two, and the others in another plan."
+            f"{len(asked)} sweeps are given. Pass at most two, and the others in another plan."
         )
     if asked and not made.recipe.private:
         raise UserError(
@@ -193,7 +193,7 @@ def _drawn(algorithm: str, cohort: int | None, rate: float | None) -> dict[str, 
     if cohort is None and rate is None:
         return {}
     if cohort is not None and rate is not None:
-        raise UserError("Both --rate and --cohort are given; pass one of them.")
+        raise UserError("Both --rate and --cohort are given. Pass one of them.")
     taken = parameters_of(method)
     name, other = ("clients", "rate") if cohort is not None else ("rate", "clients")
     if name not in taken and not takes_others(method):

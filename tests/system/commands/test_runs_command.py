@@ -130,7 +130,7 @@ def test_what_is_not_a_run_s_is_left(run: Run, runs: Path) -> None:
         (("--state", "done"), "There is no state 'done'"),
         (("--min-accuracy", 80), "it must be between 0 and 1"),
         (("--max-epsilon", 0), "it must be above 0"),
-        (("--remove", "--json"), "pass one"),
+        (("--remove", "--json"), "Pass one"),
     ],
 )
 def test_bad_input_is_one_sentence(
