@@ -1,4 +1,4 @@
-"""fedveil: federated training with differential privacy and a guarantee that is true.
+"""fedveil: federated training with differential privacy guarantees that hold.
 
 >>> import fedveil as fv
 >>> fv.algorithms.dp_fedavg(clip=1.0, noise_multiplier=1.0).bound

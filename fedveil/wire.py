@@ -251,10 +251,11 @@ def _check_packed(packed: np.ndarray, bits: int, low: int, dim: int) -> None:
     if dim < 0 or packed.shape[1] != wanted:
         raise UserError(
             f"wire: a message has {packed.shape[1]} bytes, but {dim} coordinates of {bits} bits "
-            f"need {wanted}. Reject it as malformed."
+            f"need {wanted}. The message is malformed."
         )
     used = bits * dim % 8
     if used and (packed[:, -1] >> used).any():
         raise UserError(
-            "wire: the bits after a message's last coordinate are not zero. Reject it as malformed."
+            "wire: the bits after a message's last coordinate are not zero. The message is "
+            "malformed."
         )

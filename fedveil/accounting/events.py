@@ -2,7 +2,7 @@
 
 An event describes one pair of neighbours under one adjacency, so it already contains the
 sensitivity. Events are light: nothing here imports an accountant. Users' parts make events, too, so
-each one checks its numbers: what is no number must not pass for a small loss.
+each one checks its numbers: what is not a number must not pass for a small loss.
 """
 
 from __future__ import annotations

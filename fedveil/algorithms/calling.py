@@ -60,7 +60,7 @@ def call(name: str, plain: Mapping[str, Any]) -> Recipe:
             raise unknown(f"parameter of {name} named", given, known)
     for needed, parameter in known.items():
         if parameter.default is parameter.empty and needed not in plain:
-            raise UserError(f"{name} needs {needed}; pass it with --set {needed}=….")
+            raise UserError(f"{name} needs {needed}. Pass it with --set {needed}=….")
     values = {given: _value(given, v, hints.get(given, Any)) for given, v in plain.items()}
     for given, value in values.items():
         check_value(value, hints.get(given, Any), f"{name}: {given}")

@@ -94,9 +94,9 @@ def dp_scaffold(
 
 @published()
 def clip21_sgd2m(
-    clip: Annotated[float, "Clipping threshold τ of what a memory does not know yet."] = 1.0,
+    clip: Annotated[float, "Clipping threshold τ of the difference to the memory."] = 1.0,
     momentum: Annotated[float, "Share β of the newest gradient in a client's average."] = 0.1,
-    beta: Annotated[float, "Share β̂ of a message that the memories learn."] = 0.1,
+    beta: Annotated[float, "Fraction β̂ of a message that is added to the memories."] = 0.1,
     **options: Unpack[Averaged],
 ) -> Recipe:
     """v ← (1−β)v + β∇f_i(x), b = clip(v − g_i, τ), g_i ← g_i + β̂b, ĝ ← ĝ + β̂·mean(b), x ← x − γĝ.

@@ -65,7 +65,7 @@ def dp_fedavg(
 
     Das et al. 2022, Alg. 1, lines 3–12. With report=Difference() and clients=P it is
     Zhang et al. 2022, Alg. 3, lines 3–12, there with a server rate of 1 and clip="probe", which
-    leaks. With levels, messages are rounded to 2·levels + 1 values and noise is whole numbers.
+    leaks. With levels, messages are rounded to 2·levels + 1 values, and noise is integer-valued.
     """
     report = report or PseudoGradient()
     rate = options["learning_rate"] if report.divides else 1.0
@@ -116,8 +116,8 @@ def dp_norm_fedavg(
 ) -> Recipe:
     """x ← x − β_k·(Σ C·u_i/‖u_i‖ + noise)/(q·n), u_i = (x − y_i)/η_k.
 
-    Das et al. 2022, Alg. 2, lines 3–12. With levels, messages are rounded to 2·levels + 1 values
-    and noise is whole numbers.
+    Das et al. 2022, Alg. 2, lines 3–12. With levels, messages are rounded to 2·levels + 1 values,
+    and noise is integer-valued.
     """
     recipe = dp_fedavg(**options)
     return replace(recipe, name="dp_norm_fedavg", bound=Normalize(scale))

@@ -101,7 +101,9 @@ class GaussianNoise(TypedDict, total=False):
     """Gaussian noise; None waits for a budget."""
 
     noise_multiplier: Annotated[
-        float | None, Default(None), "Noise over the bound of one update; calibrated to ε if None."
+        float | None,
+        Default(None),
+        "Standard deviation of the noise over the bound on one update; calibrated to ε if None.",
     ]
 
 
@@ -111,12 +113,12 @@ class Correlation(TypedDict, total=False):
     noise: Annotated[
         Literal["independent", "banded", "blt"],
         Default("independent"),
-        "Noise of each round by itself, or correlated over the rounds: banded, or few buffers.",
+        "Noise across rounds: independent, or correlated (banded, or blt with a few buffers).",
     ]
     separation: Annotated[
         int | None,
         Default(None),
-        "Minimum rounds between participations with correlated noise; the most that fit if None.",
+        "Minimum rounds between participations, for correlated noise; as many as fit if None.",
     ]
     bands: Annotated[
         int | None, Default(None), "Bands of banded noise; as many as the separation if None."

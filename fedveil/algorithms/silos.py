@@ -29,7 +29,9 @@ class InSilos(WeightDecay, ReleasedModel, total=False):
     ]
     decay: Annotated[float, Default(1.0), "Factor on the learning rate after each round."]
     noise_multiplier: Annotated[
-        Numbers | None, Default(None), "Noise over the clip, or one per silo; calibrated if None."
+        Numbers | None,
+        Default(None),
+        "Standard deviation of the noise over clip, or one per silo; calibrated to ε if None.",
     ]
     budgets: Annotated[
         Numbers, Default(1.0), "Each silo's budget as a share of ε; all of ε by default."
@@ -52,7 +54,7 @@ def silo_dp_fedavg(
 @published()
 def mr_mtl(
     clip: Annotated[float, "Clipping threshold C of one record's gradient."] = 1.0,
-    pull: Annotated[float, "Strength λ of the pull to the mean; 0 is training alone."] = 0.1,
+    pull: Annotated[float, "Regularization λ toward the mean; 0 trains each silo alone."] = 0.1,
     **options: Unpack[InSilos],
 ) -> Recipe:
     """y_i ← K steps of DP-SGD on f_i(y) + λ/2·‖y − x‖² from y_i, x ← mean of y_i.

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedveil.accounting.rounding import short
 from fedveil.audit import bounds
 from fedveil.audit.report import ALARM
 from fedveil.errors import UserError
@@ -240,7 +241,7 @@ def audited(make: Make) -> tuple[bool, str]:
     rounds = [one for seed in range(ROUNDS) for one in _aligned(make(), seed)]
     lower = bounds.alignment_mu(rounds)
     found, claimed = (bounds.gaussian_epsilon(level, DELTA) for level in (lower, mu))
-    text = f"ε ≥ {found:.3g} found, ε = {claimed:.3g} claimed, at δ = {DELTA:g}"
+    text = f"ε ≥ {found:.3g} found, ε = {claimed:.3g} claimed, at δ = {short(DELTA)}"
     said = "canaries report 100 examples, the others 10"
     return bounds.alignment_p(rounds, mu) >= ALARM, f"{text}; {said}"
 

@@ -101,7 +101,7 @@ def unaudited(training: Training, view: View) -> ViewFinding | None:
     if not math.isfinite(claimed):
         release = training.recipe.release(training.task.dim, training.data.clients, view)
         why = release.reason if isinstance(release, events.NonPrivate) else "ε is not finite"
-        return ViewFinding(view, claimed, silent=f"nothing is proven, because {why}")
+        return ViewFinding(view, claimed, silent=f"there is no proven ε, because {why}")
     if training.recipe.noise.correlated:
         why = "its noise is one release over the run, and the audit tests single rounds"
         return ViewFinding(view, claimed, silent=why)

@@ -107,7 +107,7 @@ class Audit:
         if self.cosine is not None:
             spread = 1 / math.sqrt(self.dim)
             text = f"the mean cosine of a canary with its releases is {self.cosine:.3g}"
-            yield "Statistic", f"{text}. Without a leak a single one is about N(0, {spread:.3g}²)."
+            yield "Statistic", f"{text}. Without a leak, one cosine is about N(0, {spread:.3g}²)."
         yield "Attendance", self._attendance()
         yield "Verdict", self.verdict()
 

@@ -41,7 +41,7 @@ def audit(
 ) -> None:
     """Train with canaries, and bound ε from below empirically.
 
-    Shows the empirical lower bound beside the proven ε. Exits with code 1 if they contradict each
+    Shows the empirical lower bound next to the proven ε. Exits with code 1 if they contradict each
     other. The model of an audited run is discarded.
     """
     from fedveil.commands.progress import entry, show_json, waiting

@@ -41,14 +41,14 @@ def show(
     target: Target = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="State ε at this δ. [default: the budget's, or the runs' smallest]"),
+        typer.Option(help="Report ε at this δ. [default: the budget's, or the runs' smallest]"),
     ] = None,
     as_json: flags.AsJson = False,
     ledger: flags.Ledger = None,
 ) -> None:
     """Show what has been spent on each data set.
 
-    For each adversary view, and of which budget.
+    Lists ε for each adversary view, and the budget if one is set.
     """
     from fedveil.accounting.accountant import check_delta
     from fedveil.commands.progress import entry, show_json
@@ -169,7 +169,7 @@ def _show_granted(data: str, account: Account, view: View, budget: Budget, spent
 
     amount = f"{_amount(spent)} is spent"
     allowed = f"ε = {short(budget.epsilon)} at δ = {short(budget.delta)} in view '{view}'"
-    entry("", f"All runs on {data} ({account}) may spend {allowed} in total; {amount}.", width=0)
+    entry("", f"Budget of all runs on {data} ({account}): {allowed}. So far, {amount}.", width=0)
 
 
 def _show_lifted(data: str, account: Account, view: View) -> None:
@@ -207,11 +207,12 @@ def history(target: Target = None, ledger: flags.Ledger = None) -> None:
 def verify(
     head: Annotated[
         str | None,
-        typer.Option(help="Head noted earlier, as POSITION:HASH, to look for in the ledger."),
+        typer.Option(help="Earlier head of the ledger (POSITION:HASH) that it must still contain."),
     ] = None,
     anchor_anew: Annotated[
         bool,
         typer.Option(
+            "--trust-without-head",
             "--anchor-anew",
             help="Trust the database without its .head file; the ledger records this.",
         ),
@@ -253,7 +254,8 @@ def _show_verdict(verdict: Verification) -> None:
     for problem in verdict.problems:
         entry("WRONG", f"{problem}.", WIDTH)
     if not verdict.problems:
-        entry("Verified", "every ε agrees, and every budget was kept while it applied.", WIDTH)
+        text = "every recorded ε was confirmed, and no budget was exceeded while it applied."
+        entry("Verified", text, WIDTH)
 
 
 def _existing(path: Path | None) -> Ledger | None:

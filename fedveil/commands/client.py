@@ -37,7 +37,7 @@ def init(
         str | None, typer.Option(help="Name on the roster. [default: the directory's name]")
     ] = None,
 ) -> None:
-    """Make keys, and note which data are this client's."""
+    """Create the client's keys, and record which data it trains on."""
     from fedveil.commands.progress import entry
     from fedveil.federation.flower.keys import write_node_key
     from fedveil.federation.home import PUBLIC, SETTINGS, Home
@@ -85,7 +85,7 @@ def check(
 def accept(
     hash: Annotated[str, typer.Argument(help="Hash of the agreement, as `client check` shows it.")],
     epsilon: Annotated[
-        float | None, typer.Option(help="The ε that you allow in all, over all federations.")
+        float | None, typer.Option(help="Your total privacy budget ε over all federations.")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="The δ of that budget. [default: the agreement's]")
@@ -95,7 +95,7 @@ def accept(
     ] = False,
     home: At = HOME,
 ) -> None:
-    """Pin an agreement, with your own privacy budget."""
+    """Accept an agreement by its hash, with your own privacy budget."""
     from fedveil.accounting.rounding import rounded_up
     from fedveil.commands.progress import entry
     from fedveil.federation.described import limit
@@ -149,7 +149,7 @@ def run(
         str | None, typer.Option(help="Group that may use the socket, for another OS user.")
     ] = None,
 ) -> None:
-    """Take part: answer requests until stopped, as an agent of a SuperNode or directly."""
+    """Run the client: answer requests until stopped, directly or as the agent of a SuperNode."""
     from fedveil.commands.progress import entry
     from fedveil.federation.home import Home
     from fedveil.federation.participant import Participant

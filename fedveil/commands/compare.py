@@ -71,12 +71,16 @@ Expect = Annotated[
 Law = Annotated[
     str | None,
     typer.Option(
-        help="Distribution of that number: geometric, logarithmic or poisson. [default: geometric]"
+        "--distribution",
+        "--law",
+        help="Distribution of that number: geometric, logarithmic or poisson. [default: geometric]",
     ),
 ]
 Eta = Annotated[
     float | None,
-    typer.Option(help="η of a truncated negative binomial distribution, above -1, instead of law."),
+    typer.Option(
+        help="η > -1 of a truncated negative binomial distribution, instead of --distribution."
+    ),
 ]
 
 
@@ -122,7 +126,7 @@ def compare(
     _refuse_torchrun()
     selection = flags.given(expect=expect, law=law, eta=eta)
     if selection and not select_privately:
-        raise UserError(f"--{next(iter(selection))} needs --select-privately; pass both.")
+        raise UserError(f"--{next(iter(selection))} needs --select-privately. Pass both.")
     files = targets or []
     names = [name.strip() for name in (algorithms or "").split(",") if name.strip()]
     execution = Execution(workers(jobs), ledger, cut, as_json)
@@ -204,9 +208,9 @@ def selecting(
     from fedveil.privacy.selection import LAWS, law_of
 
     if law is not None and law not in LAWS:
-        raise unknown("law", law, LAWS)
+        raise unknown("distribution", law, LAWS)
     if law is not None and eta is not None:
-        raise UserError("--law and --eta both choose a distribution; pass one of them.")
+        raise UserError("--distribution and --eta both choose a distribution. Pass one of them.")
     mean = 2.0 * len(comparison.members) if expect is None else expect
     chosen: dict[str, Any] = {"name": law or "geometric", "mean": mean, **flags.given(eta=eta)}
     law_of(**chosen)  # refused before the long work

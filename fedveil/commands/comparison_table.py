@@ -249,8 +249,8 @@ def _total_cost(cost: Mapping[str, Any], mark: str) -> str:
     if cost["unrecorded"]:
         text += f"; {cost['unrecorded']} more runs, which no ledger here records, are not counted"
     return (
-        f"{text}, by the ledger. This is for information only: a guarantee needs a budget set "
-        "before the runs."
+        f"{text}, according to the ledger. This is for information only: a guarantee needs a "
+        "budget set before the runs."
     )
 
 

@@ -24,7 +24,7 @@ SHOWN = 20  # clients of a roster, at most
 
 @app.callback()
 def federate() -> None:
-    """Make a federation of clients with their own data."""
+    """Create a federation of clients that keep their own data."""
 
 
 @app.command(cls=flags.Command)
@@ -55,20 +55,22 @@ def new(
     records: Annotated[
         int,
         typer.Option(
-            help="Clients are silos, and the unit is a record: records of all silos together. "
-            "[default: the unit is a client]",
+            help="Number of records in all silos together. Clients are then silos, and the privacy "
+            "unit is a record. [default: the unit is a client]",
             show_default=False,
         ),
     ] = 0,
     trial: Annotated[
-        bool, typer.Option("--trial", help="The clients are made up: nobody real is protected.")
+        bool, typer.Option("--trial", help="Clients are simulated: no real person is protected.")
     ] = False,
-    deadline: Annotated[float, typer.Option(help="Seconds for each request of a round.")] = 60.0,
+    deadline: Annotated[
+        float, typer.Option(help="Timeout of each request in a round, in seconds.")
+    ] = 60.0,
     test: Annotated[
         bool, typer.Option(help="Evaluate on the public test set of the named data set.")
     ] = True,
 ) -> None:
-    """Calibrate a recipe for these clients, and write agreement, roster and Flower app."""
+    """Calibrate a recipe, and write the agreement, the roster and the Flower app."""
     from fedveil.federation.flower.writing import write_app
     from fedveil.federation.founding import Trust, found
     from fedveil.runs.saved import settings_file

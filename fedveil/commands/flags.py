@@ -68,7 +68,8 @@ KEYWORD = inspect.Parameter.KEYWORD_ONLY
 NOISE_MULTIPLIER = FieldInfo(  # a parameter of the algorithm, not a setting of the run
     annotation=float | None,
     default=None,
-    description="Noise multiplier, instead of ε: noise over the bound of one update.",
+    description="Noise multiplier, instead of ε: standard deviation of the noise divided by the "
+    "bound on one update.",
 )
 
 

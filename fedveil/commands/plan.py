@@ -20,7 +20,7 @@ Pilot = Annotated[
     str | None,
     typer.Option(
         help="Measure updates on: synthetic data (synthetic), a public data set by name, public "
-        "data named in a TOML file, or the data of the settings (own), which leaks."
+        "data named in a TOML file, or the data of the settings (own), which no ε covers."
     ),
 ]
 PilotClients = Annotated[int, typer.Option(help="Maximum number of clients in a pilot.")]
@@ -83,8 +83,8 @@ def plan(
 ) -> None:
     """Predict whether a run will work, before training anything.
 
-    Shows the noise against the signal, bytes, time, and a verdict. Only the sizes of a data
-    set are used, unless you pass --pilot own. For example:
+    Shows the signal-to-noise ratio, bytes, time, and a verdict. Only the sizes of a data set are
+    used, unless you pass --pilot own. For example:
 
     fedveil plan --clients 3000 --rate 0.2 --rounds 200 --epsilon 5
     """
@@ -128,7 +128,8 @@ def _recommend(advised: Any, parameters: dict[str, Any]) -> None:
     from fedveil.commands.progress import entry
 
     entry("Recommend", f"{advised.algorithm}, {_settings(parameters)}", width=WIDTH)
-    entry("Measured", f"on {advised.measured_on}. Elsewhere it is a starting point.", width=WIDTH)
+    text = f"on {advised.measured_on}. For other settings, it is a starting point."
+    entry("Measured", text, width=WIDTH)
     for one in advised.evidence:
         entry("Evidence", one.described(), width=WIDTH)
 
@@ -161,7 +162,7 @@ def _sweeps(made: Any, asked: list[str]) -> list[Any]:
 
     if len(asked) > 2:
         raise UserError(
-            f"{len(asked)} sweeps are given; pass at most two, and the others in another plan."
+            f"{len(asked)} sweeps are given. Pass at most two, and the others in another plan."
         )
     if asked and made.forecast.noise is None:
         raise UserError(
@@ -197,7 +198,7 @@ def sampling(algorithm: str, cohort: int | None, rate: float | None) -> dict[str
     if cohort is None and rate is None:
         return {}
     if cohort is not None and rate is not None:
-        raise UserError("Both --rate and --cohort are given; pass one of them.")
+        raise UserError("Both --rate and --cohort are given. Pass one of them.")
     taken = parameters_of(method)
     name, other = ("clients", "rate") if cohort is not None else ("rate", "clients")
     if name not in taken and not takes_others(method):

@@ -35,7 +35,7 @@ LOST = (  # of test accuracy, with C and rates set well (docs/planning.md)
     (2.0, "0 to 5 points"),
     (1.0, "0 to 11 points"),
     (HOPELESS, "1 to 30 points"),
-    (0.0, "10 points and more"),
+    (0.0, "10 or more points"),
 )
 BAR = 30  # characters of a bar's whole length
 TOP = 100.0  # a run's ratio that fills a bar; a tenth is empty
@@ -106,9 +106,9 @@ def _limit(plan: Plan) -> str:
 def in_silos(silos: Silos) -> str:
     """What the plan of one silo leaves out."""
     return (
-        f"this is one of {silos.count:,} silos by itself, of mean size. Its "
-        f"{silos.rounds * silos.steps:,} steps count as rounds below. The mean of {silos.count:,} "
-        f"such silos has {short(silos.count**0.5, 2)} times less noise, which is not counted."
+        f"the figures below are for one of {silos.count:,} silos, of mean size. Its "
+        f"{silos.rounds * silos.steps:,} steps appear as rounds. The mean of {silos.count:,} such "
+        f"silos has {short(silos.count**0.5, 2)} times less noise, which is not included."
     )
 
 
@@ -129,7 +129,7 @@ def verdict(plan: Plan) -> str:
     if not plan.recipe.memory.kept:  # with memory, runs lost more at the same ratio
         text += f" Measured runs at this ratio lost {_lost(ratio)} of accuracy."
         if plan.metric not in (None, "accuracy"):
-            text += f" What they lost of {titled(plan.metric or '')} was not measured."
+            text += f" Their loss of {titled(plan.metric or '')} was not measured."
     if word == "will work":
         return f"{text} A ratio of {WORKS:g} is enough."
     text += f" A ratio of {WORKS:g} is enough. Below {HOPELESS:g}, runs are hopeless."
@@ -140,7 +140,7 @@ def _lost(ratio: float) -> str:
     """The accuracy lost at a run's ratio.
 
     >>> _lost(1.5), _lost(0.1)
-    ('0 to 11 points', '10 points and more')
+    ('0 to 11 points', '10 or more points')
     """
     return next(points for least, points in LOST if ratio >= least)
 
@@ -201,14 +201,14 @@ def messages(plan: Plan) -> str:
         sent = cost.up * plan.silos.count
         return (
             f"{size(cost.up)} up and {size(cost.down)} down per silo and round; {size(sent)} up "
-            f"per round, {size(sent * plan.silos.rounds)} in the run."
+            f"per round, {size(sent * plan.silos.rounds)} in total."
         )
     if plan.known.unit == "example":
         return "none: the trainer holds all examples."
     up, most = cost.up * plan.participants, _limit(plan)
     return (
         f"{size(cost.up)} up and {size(cost.down)} down per client and round; {most}{size(up)} up "
-        f"per round, {most}{size(up * rounds)} in the run."
+        f"per round, {most}{size(up * rounds)} in total."
     )
 
 
@@ -219,7 +219,7 @@ def computing(plan: Plan) -> str:
     return (
         f"{_scientific(cost.products)} multiplications per {plan.known.unit} and round; on one "
         f"core of this machine {duration(cost.seconds)} per round, "
-        f"{duration(cost.seconds * plan.case.rounds)} in the run ({how})."
+        f"{duration(cost.seconds * plan.case.rounds)} in total ({how})."
     )
 
 

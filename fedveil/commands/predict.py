@@ -28,18 +28,18 @@ def predict(
     ] = False,
     threshold: Annotated[
         float | None,
-        typer.Option(help="Answer the second of two classes from this probability on."),
+        typer.Option(help="Predict the second of two classes from this probability upwards."),
     ] = None,
     alert_rate: Annotated[
         float | None,
-        typer.Option(help="Answer the second of two classes for this share of the rows."),
+        typer.Option(help="Predict the second of two classes for this share of the rows."),
     ] = None,
 ) -> None:
     """Predict the label of every row of a table.
 
-    The training data are not needed. Columns that the model does not use are ignored. A model of a
-    rare class may answer the frequent class for every row; its ranking is then used with
-    --alert-rate, which prints the threshold that it found.
+    The training data are not needed. Columns that the model does not use are ignored. If one of
+    two classes is rare, the model may predict the frequent class for every row. Use its ranking
+    instead: --alert-rate flags the highest-ranked rows, and prints the threshold that it used.
     """
     from fedveil.commands.progress import entry
     from fedveil.runs.opened import open_run, threshold_at

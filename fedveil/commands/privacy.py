@@ -23,7 +23,10 @@ Target = Annotated[
 ]
 NoiseMultiplier = Annotated[
     float | None,
-    typer.Option(help="Noise multiplier: noise on the sum over the bound of one message."),
+    typer.Option(
+        help="Noise multiplier: standard deviation of the noise on the sum divided by the bound on "
+        "one message."
+    ),
 ]
 
 

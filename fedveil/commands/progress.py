@@ -255,7 +255,7 @@ def show_start(training: Training, worded: Callable[[str], str] = str) -> None:
     )
     left = range(training.state.round, training.rounds)
     if training.session is not None and not training.session.affordable(left):
-        room = f"{training.session.room:,.0f} more rounds"
+        room = f"{training.session.room:,.0f} more round{'s' * (training.session.room != 1)}"
         entry("", f"The budget of this data set allows only {room}.", width=0)
 
 

@@ -241,7 +241,7 @@ def compare(
         out: New directory for the runs. [default: comparisons/…]
         jobs: Number of runs at a time. [default: number of cores]
         ledger: Ledger that records the runs. [default: the user's ledger]
-        configs: Settings files to train instead of, or beside, `algorithms`.
+        configs: Settings files to train instead of, or in addition to, `algorithms`.
         cut: Train only as many runs as the budget of the data set allows.
         select_privately: Train a random number of randomly drawn runs, and keep only the best.
         expect: Expected number of runs to draw. [default: twice the members]

@@ -55,9 +55,9 @@ def reproduce(
 ) -> None:
     """Reproduce published tables and figures.
 
-    Trains the arms of an item at a scale, and prints published beside measured values with a
-    verdict on every claim. Settings are chosen on held-out training examples. If it is stopped, the
-    same command resumes. For example:
+    Trains the arms of an item at one scale, and prints published and measured values side by side,
+    with a verdict on every claim. Settings are chosen on held-out training examples. Repeat the
+    command to resume it. For example:
 
     fedveil reproduce das2022/table1a --scale small
     """

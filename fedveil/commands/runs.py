@@ -86,7 +86,7 @@ def runs(
 
     wanted = Filter(algorithm, data, state, min_accuracy, max_epsilon)
     if remove and as_json:
-        raise UserError("--remove asks for confirmation, and --json is for programs; pass one.")
+        raise UserError("--remove asks for confirmation, and --json is for programs. Pass one.")
     where = list(places) if places else [place for place in PLACES if place.is_dir()]
     found = [listed(path) for path in find_runs(where)]
     chosen = [run for run in found if wanted.matches(run)]
@@ -183,7 +183,7 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
 
 
 def _remove(chosen: list[Listed], yes: bool) -> None:
-    """Delete runs after confirmation; what they spent stays spent."""
+    """Delete runs after confirmation; this does not refund their ε."""
     from fedveil.commands.progress import entry
     from fedveil.runs.listing import remove_run
 
@@ -198,10 +198,10 @@ def _remove(chosen: list[Listed], yes: bool) -> None:
         except UserError as problem:
             problems.append(str(problem))
             continue
-        kept = f"; kept, as not part of a run: {', '.join(left)}" if left else ""
+        kept = f"; kept files that are not part of a run: {', '.join(left)}" if left else ""
         entry("", f"Deleted {run.path}{kept}.", width=0)
     if any(run.private for run in chosen):
-        note = "The privacy these runs spent stays spent: the ledger still counts it."
+        note = "Deleting runs does not refund their privacy spending: the ledger still counts it."
         entry("", note, width=0)
     if problems:
         raise UserError(problems[0])

@@ -39,22 +39,26 @@ def stats(
         Columns, typer.Option("--range", help="Public range: --range age=0,100 (repeatable).")
     ] = None,
     most_rows: Annotated[
-        int, typer.Option(help="Rows of one client that count for counts and sums.")
+        int,
+        typer.Option(
+            "--max-rows", "--most-rows", help="Maximum rows per client in counts and sums."
+        ),
     ] = 100,
     noise: Annotated[
         str, typer.Option(help="Noise source: seeded (for simulations) or secure (for releases).")
     ] = "seeded",
     seed: Annotated[int, typer.Option(help="Random seed; the same seed repeats the release.")] = 0,
     account: Annotated[
-        str | None, typer.Option(help="Account in the ledger. [default: that of the data]")
+        str | None,
+        typer.Option(help="Ledger account to charge. [default: the account of the data]"),
     ] = None,
     as_json: flags.AsJson = False,
     ledger: flags.Ledger = None,
 ) -> None:
     """Release statistics of a table with noise.
 
-    All of them together are (ε, δ)-differentially private per client, and recorded in the ledger.
-    For example:
+    All statistics of one call together are (ε, δ)-differentially private per client. The release
+    is recorded in the ledger. For example:
 
     fedveil stats --path visits.csv --client user_id --epsilon 1 --quantiles age --frequent plan
     """

@@ -159,7 +159,7 @@ def _advice(training: Training, path: Path, settings: Settings) -> list[str]:
     here = shlex.quote(str(path))
     again = f"fedveil train {shlex.quote(str(path / 'recipe.toml'))}"
     lines = [
-        f"fedveil diagnose {here}   find what limited the run",
+        f"fedveil diagnose {here}   find out what limited the run",
         f"fedveil report {here}   an HTML report of the run",
         f"{again} --seed {settings.seed + 1}   the same run with another seed",
     ]

@@ -98,7 +98,7 @@ def refuse_apart(names: Sequence[str], spent: Sequence[float]) -> None:
     for name, epsilon in zip(names[1:], spent[1:], strict=True):
         if not math.isclose(epsilon, spent[0], rel_tol=ALIKE):
             raise UserError(
-                f"{names[0]} and {name} cannot be compared: their own noise gives epsilon = "
+                f"{names[0]} and {name} cannot be compared: their own noise gives ε = "
                 f"{rounded_up(spent[0])} for one and {rounded_up(epsilon)} for the other. Pass "
                 "--epsilon."
             )
@@ -106,7 +106,7 @@ def refuse_apart(names: Sequence[str], spent: Sequence[float]) -> None:
 
 def _full(training: Training, limits: Sequence[Limit], fit: int, runs: int) -> str:
     each = " and ".join(
-        f"epsilon = {short(limit.budget.epsilon)} in view '{limit.view}'" for limit in limits
+        f"ε = {short(limit.budget.epsilon)} in view '{limit.view}'" for limit in limits
     )
     advice = "Pass --cut to train those, or compare fewer" if fit else "See `fedveil budget show`"
     return (

@@ -46,8 +46,8 @@ def computed(name: str, text: str, known: Mapping[str, Any]) -> float:
         found = FACTOR.match(rest)
         if found is None:
             raise UserError(
-                f"{name} is '{text}', which is no product of numbers and parameters. Write it as "
-                "in =25*steps*learning_rate."
+                f"{name} is '{text}', which is not a product of numbers and parameters. Write it "
+                "as in =25*steps*learning_rate."
             )
         sign, factor = found.groups()
         number = _number(name, text, factor, known)
@@ -64,8 +64,8 @@ def _number(name: str, text: str, factor: str, known: Mapping[str, Any]) -> floa
         number = 0.0
     if number == 0 or is_link(value):
         raise UserError(
-            f"{name} is '{text}', but '{factor}' is neither a number other than 0 nor a parameter "
-            "that has one. Correct it."
+            f"{name} is '{text}', but '{factor}' is neither a number nor a parameter "
+            "with a numeric value, or it is 0. Correct it."
         )
     return number
 

@@ -196,7 +196,7 @@ def _terms(member: Member) -> dict[str, str]:
     else:
         delta = "its default" if settings.delta is None else short(settings.delta)
         each = " per round" if settings.per_round else ""
-        budget = f"epsilon = {short(settings.epsilon)}, delta = {delta}{each}"
+        budget = f"ε = {short(settings.epsilon)}, δ = {delta}{each}"
     data = settings.data.model_dump(mode="json", exclude_defaults=True)
     named = ", ".join(f"{name}={value}" for name, value in data.items()) or "the default"
     return {

@@ -40,12 +40,12 @@ KEPT = (RECIPE, MODEL, ENCODER)  # copied unchanged
 SHOWN = "an adversary who sees the messages of every run sees more than the best run"
 NOTHING = {"sentence": f"No privacy guarantee: {SHOWN}.", "reason": SHOWN}
 SECRET = (
-    "Whoever runs the selection keeps secret how many runs were drawn, how long it took and what "
-    "the other runs achieved."
+    "The operator of the selection keeps secret how many runs were drawn, how long it took and "
+    "what the other runs achieved."
 )
 ASSUMED = (
-    "runs are compared by a score computed from the released model and from test examples of "
-    f"nobody who is protected. {SECRET}"
+    "runs are compared by a score computed from the released model and from test examples that "
+    f"belong to nobody who is protected. {SECRET}"
 )
 ASSUMED_NOISY = f"runs are compared by their noisy scores, which ε covers. {SECRET}"
 RESTATED = {  # lines that differ from the statement of a single run
@@ -130,7 +130,7 @@ def _no_epsilon(members: Sequence[Charged]) -> str:
     found = (way.event for member in members for way in member.plan.ways)
     why = next((event.reason for event in found if isinstance(event, NonPrivate)), "")
     because = f", since {why}." if why else ". Use more noise."
-    return f"Selecting among these members has no finite epsilon{because}"
+    return f"Selecting among these members has no finite ε{because}"
 
 
 def _common(members: Sequence[Charged]) -> tuple[Adjacency, ...]:

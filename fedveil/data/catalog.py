@@ -312,7 +312,7 @@ _ENTRIES = (
     CatalogEntry(
         name="fashion-mnist",
         title="Fashion-MNIST",
-        summary="70,000 gray pictures of clothes, 28×28, 10 classes",
+        summary="70,000 grayscale images of clothing, 28×28, 10 classes",
         citation="Xiao et al. 2017, Fashion-MNIST: a novel image dataset",
         read=_read_fashion,
         layouts=(_IDX_NAMES,),
@@ -404,7 +404,7 @@ _ENTRIES = (
         title="Synthetic",
         summary="generated on demand for any number of clients; set clients, examples, features,"
         " classes, alpha",
-        citation="The labels' law: Blackwell and MacQueen 1973, Ferguson distributions via Pólya "
+        citation="Labels drawn as in Blackwell and MacQueen 1973, Ferguson distributions via Pólya "
         "urn schemes",
         read=_read_synthetic,
         bundled=True,
@@ -421,7 +421,7 @@ _ENTRIES = (
     ),
     _quadratic(
         "zhang2022-claim21",
-        "three quadratics in one dimension, whose optimum is beyond the threshold of models",
+        "three quadratics in one dimension, with the optimum beyond the models' clipping threshold",
         "Zhang et al. 2022, Claim 2.1",
     ),
 )

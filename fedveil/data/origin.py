@@ -20,7 +20,7 @@ class Origin:
     "the means and deviations of age and bmi", "the classes of 'died'". No ε covers them, and
     through them one unit can change every other unit's inputs. `statistics` is what was computed
     from private data with noise, `released` are noun phrases for it. Every ε of a training on these
-    data covers them. `simulated` says that the clients are made up, and `repeats` that several of
+    data covers them. `simulated` says that the clients are simulated, and `repeats` that several of
     them own copies of one example.
 
     >>> Origin(exclusions=("the classes of 'died'",)).simulated

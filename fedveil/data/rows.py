@@ -116,7 +116,7 @@ def of_classes(
         )
     if not gone:
         return kept, []
-    return kept & known, [f"Left out {gone} rows whose '{label}' is none of the classes."]
+    return kept & known, [f"Left out {gone} rows whose '{label}' is not one of the classes."]
 
 
 def row_digests(frame: pl.DataFrame) -> np.ndarray:

@@ -33,7 +33,7 @@ class NumericTargets:
     def notes(self, kept: np.ndarray) -> list[str]:
         """What was left out, and how targets are scaled."""
         gone = int((kept & ~self.known).sum())
-        notes = [f"Left out {gone} rows whose '{self.label}' is no number."] if gone else []
+        notes = [f"Left out {gone} rows whose '{self.label}' is not a number."] if gone else []
         if self.range is not None:
             low, high = self.range
             return [*notes, f"'{self.label}' is scaled from {low:g} … {high:g} to 0 … 1."]

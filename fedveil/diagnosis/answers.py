@@ -83,20 +83,20 @@ def _other_answers(n: Numbers) -> str:
         else "class weights in the loss also help"
     )
     return (
-        f"the model ranks well (AUC {n['auc']:.1%}), so choose the share of rows that it answers "
-        f"with the rare class: fedveil predict RUN TABLE --alert-rate 0.1. {weights.capitalize()}"
+        f"the model ranks well (AUC {n['auc']:.1%}), so choose the share of rows that it predicts "
+        f"as the rare class: fedveil predict RUN TABLE --alert-rate 0.1. {weights.capitalize()}"
     )
 
 
 def _one_class(found: Evaluation) -> str:
-    """`the model answers 'no' for all 8,012 test examples: 153 of 153 'yes' are missed, …`."""
+    """`the model predicts 'no' for all 8,012 test examples: 153 of 153 'yes' are missed, …`."""
     only = next(c for c in found.classes if c.predicted)
     missed = [c for c in found.classes if c is not only and c.examples]
     counts = sum(c.examples for c in missed)
     which = f"of '{missed[0].name}'" if len(missed) == 1 else "of other classes"
     total = only.predicted
     return (
-        f"the model answers '{only.name}' for every one of {total:,} test examples. It misses "
+        f"the model predicts '{only.name}' for every one of {total:,} test examples. It misses "
         f"{counts:,} of {counts:,} examples {which}. Its accuracy of "
         f"{only.examples / max(1, total):.1%} is only the share of '{only.name}'"
     )
@@ -120,7 +120,7 @@ def _useless(found: Evaluation) -> str:
     main = _judging(found)
     assert main is not None
     return (
-        f"the model is not measurably better than a constant answer: {titled(main.name)} "
+        f"the model is not measurably better than a constant prediction: {titled(main.name)} "
         f"{shown(main.value, main.share)} (95% interval {shown(main.low, main.share)} to "
         f"{shown(main.high, main.share)}), against {shown(main.baseline, main.share)}"
     )
@@ -130,7 +130,7 @@ EVIDENCE = {"one class": _one_class, "missed class": _missed, "no better than co
 
 
 def _judging(found: Evaluation) -> Measured | None:
-    """The main metric, or for classes balanced accuracy, that a constant answer cannot win."""
+    """The main metric, or for classes balanced accuracy, that a constant prediction cannot win."""
     fair = ("auc", "balanced_accuracy", "r2")
     known = [m for m in found.metrics if m.name in (found.metric, *fair)]
     usable = [m for m in known if None not in (m.value, m.low, m.high, m.baseline)]
@@ -154,7 +154,7 @@ ONE_CLASS = AnswerRule(
     "one class",
     _answers,
     lambda n: n["answered"] <= 1,
-    lambda n: "the model answers one class only",
+    lambda n: "the model predicts one class only",
     lambda n: _other_answers(n),
     command=_weighted,
 )
@@ -172,13 +172,13 @@ USELESS = AnswerRule(
     "no better than constant",
     _margin,
     lambda n: n["margin"] <= 0 and not n["told"],
-    lambda n: "the model is not measurably better than a constant answer",
+    lambda n: "the model is not measurably better than a constant prediction",
     lambda n: "train for more rounds, or follow the advice below",
 )
 
 
 def one_class(found: Evaluation | None) -> str | None:
-    """The sentence on a model that answers one class only; None for any other model."""
+    """The sentence on a model that predicts one class only; None for any other model."""
     if found is None or not found.exact or sum(c.predicted > 0 for c in found.classes) != 1:
         return None
     return _one_class(found) if sum(c.examples > 0 for c in found.classes) > 1 else None

@@ -174,7 +174,7 @@ INERT = Rule(
     lambda n: (
         f"{n['clipped']:.1%} of examples are clipped at C = {figure(n['clip'])}, so that the "
         f"length of a step is set by C and server_rate. learning_rate = {figure(n['rate'])} only "
-        "turns its direction, and a gradient's not at all"
+        "changes its direction, and not even that for a single gradient"
     ),
     lambda n: "set the length of steps with server_rate, which leaves ε as it is",
     wrong=False,

@@ -123,9 +123,9 @@ TOO_LONG = Rule(
     _steps,
     _too_long,
     lambda n: (
-        "global steps are too long: at the end of a step, the slope along it has reversed, with "
-        f"{-n['slope']:.0%} of its initial size. 0% is optimal. From 100% on, rounds make no "
-        "progress"
+        "global steps are too long: at the end of a step, the directional derivative of the loss "
+        f"has reversed, to {-n['slope']:.0%} of its initial size. 0% is optimal. At 100% or more, "
+        "rounds make no progress"
     ),
     lambda n: (
         f"make steps {figure(n['shorter'])} times as long"
@@ -181,8 +181,8 @@ DISAGREEING = Rule(
     lambda n: abs(n["cosine"]) < ORTHOGONAL and not n["moving"],
     lambda n: (
         f"clients disagree: in the first quarter of the rounds their updates are at "
-        f"{figure(n['degrees'])}° to the previous global update (90° is nothing in common). "
-        "Bounded updates that cancel stop training where unbounded ones would not"
+        f"{figure(n['degrees'])}° to the previous global update (90° means no agreement). "
+        "When bounded updates cancel, training stops where unbounded updates would continue"
     ),
     lambda n: "use error compensation: clients keep what the bound removed",
     needs=("cosine",),

@@ -19,7 +19,7 @@ RULES: tuple[Rule, ...] = (
 
 LEAK = (
     "these findings were read from private data without noise. A setting chosen from them, such "
-    "as C, leaks information that no ε covers. Choose settings by runs on public or synthetic "
+    "as C, leaks information that no ε covers. Choose settings from runs on public or synthetic "
     "data, or use dp_fedavg_adaptive, whose ε covers finding C"
 )
 

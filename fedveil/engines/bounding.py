@@ -80,7 +80,7 @@ def quantized_row(
     if message.shape != (1, len(row)) or message.dtype != wanted:
         raise UserError(
             f"Quantizer {type(quantize).__name__} made {tuple(message.shape)} {message.dtype} of a "
-            f"message of {len(row)} numbers; return one row of {wanted}, whole grid steps if int64."
+            f"message of {len(row)} numbers. Return one row of {wanted}, whole grid steps if int64."
         )
     if norms.grid is None:
         return held(message, norms)
@@ -93,7 +93,7 @@ def own_noise(noise: Noise, message: Norms, rng: np.random.Generator) -> np.ndar
     if found.shape != (message.dim,) or found.dtype != np.int64:
         raise UserError(
             f"Noise {type(noise).__name__} made {found.shape} {found.dtype} for a message of "
-            f"{message.dim} numbers; return as many int64 grid steps."
+            f"{message.dim} numbers. Return as many int64 grid steps."
         )
     return found
 

@@ -96,7 +96,7 @@ class Task:
         total = sum(leaf.numel() for leaf in every.values())
         return (
             f"{self.dim:,} of {total:,} parameters, in {len(self.shapes)} of {len(every)} tensors: "
-            f"{', '.join(names)}. The others are frozen: they stay as they were given."
+            f"{', '.join(names)}. All other parameters are frozen."
         )
 
     @property

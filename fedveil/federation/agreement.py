@@ -127,7 +127,7 @@ class Agreement:
     deadline: float = 60.0  # seconds for each request of a round
     threshold: int = 0  # of secure aggregation, 0 without
     corrupt: int = 0  # clients that may collude with the server
-    simulated: bool = False  # whether the clients are made up, for a trial
+    simulated: bool = False  # whether the clients are simulated, for a trial
     records: int = 0  # of all silos together, a public number; 0 if clients are the units
     data: Mapping[str, Any] = field(default_factory=dict)  # how all clients encode a table
     roster: Roster = Roster()

@@ -34,7 +34,7 @@ def seen_by_server(agreement: Agreement) -> str:
         return "The server sees each of your messages, without noise."
     return {
         "models": "The server sees each of your messages without noise, and must be trusted with "
-        "them. Only others, who see the released models, are covered by ε.",
+        "them. ε protects you only against others, who see the released models.",
         "messages": "The server sees each of your messages, with your own noise in it.",
         "sum": "The server sees that you take part, and the sum of all messages of a round with "
         "everybody's noise. It does not see your message.",
@@ -50,9 +50,9 @@ def limit(agreement: Agreement) -> float:
 def _federation(agreement: Agreement) -> str:
     return (
         f"'{agreement.name}': {agreement.clients} clients with their own data, keys and ledgers, "
-        f"agreement {agreement.hash[:16]}…. Each client refuses another recipe or less noise. A "
-        "server that starts again can ask for rounds again. Each client charges them, up to its "
-        "own ε, which then holds for it instead of the ε above. Requests are signed by the server, "
+        f"agreement {agreement.hash[:16]}…. Each client refuses any other recipe and less noise. "
+        "A restarted server can request rounds again. Each client charges them, up to its own ε, "
+        "which then holds for it instead of the ε above. Requests are signed by the server, "
         "and nodes are authenticated by their keys."
     )
 
@@ -72,9 +72,9 @@ def _aggregation(agreement: Agreement) -> str:
     terms, cohort = agreement.terms, agreement.cohort
     return (
         f"Bonawitz et al. 2017, against an active server: {terms.threshold} of {cohort} clients "
-        f"restore a lost one's masks, up to {terms.corrupt} of all clients may collude with the "
-        f"server, and no client reveals a sum of fewer than {terms.enough} messages. It relies on "
-        "the roster having the clients' own keys. An active server can abort a round, choose who "
-        "takes part, leave clients out and choose the model that clients train on. One malicious "
-        "client can spoil a sum."
+        f"can restore the masks of a lost client. Up to {terms.corrupt} of all clients may collude "
+        f"with the server. No client reveals a sum of fewer than {terms.enough} messages. The "
+        "protocol relies on the roster having the clients' own keys. An active server "
+        "can abort a round, choose who takes part, leave clients out and choose the model that "
+        "clients train on. One malicious client can spoil a sum."
     )

@@ -34,14 +34,14 @@ def packed(head: Mapping[str, Any], parts: Sequence[bytes] = ()) -> bytes:
 def read(frame: bytes, most: int | None = None) -> tuple[dict[str, Any], tuple[bytes, ...]]:
     """The header, without the lengths of its parts, and the parts."""
     if most is not None and len(frame) > most:
-        raise UserError(f"A frame has {len(frame)} bytes, more than {most}. Reject it.")
+        raise UserError(f"A frame has {len(frame)} bytes, more than {most}. It was rejected.")
     size = int.from_bytes(frame[:4], "big")
     if len(frame) < 4 or size > min(HEADER, len(frame) - 4):
-        raise UserError("A frame is shorter than its header. Reject it.")
+        raise UserError("A frame is shorter than its header. It was rejected.")
     head = _header(frame[4 : 4 + size])
     lengths = head.pop("parts", None)
     if not _are_lengths(lengths) or sum(lengths) != len(frame) - 4 - size:
-        raise UserError("A frame's parts do not have their stated lengths. Reject it.")
+        raise UserError("A frame's parts do not have their stated lengths. It was rejected.")
     parts, start = [], 4 + size
     for length in lengths:
         parts.append(frame[start : start + length])
@@ -55,7 +55,7 @@ def _header(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         head = None
     if not isinstance(head, dict):
-        raise UserError("A frame's header is not a JSON object. Reject it.")
+        raise UserError("A frame's header is not a JSON object. It was rejected.")
     return head
 
 

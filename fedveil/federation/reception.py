@@ -204,8 +204,8 @@ class Reception:
             levels = held_steps(levels, self._message.steps)
         elif (farthest := int(np.abs(levels).max(initial=0))) > reach:
             raise UserError(
-                f"A coordinate is {farthest} steps, but at most {reach} are possible. Reject the "
-                "message."
+                f"A coordinate is {farthest} steps, but at most {reach} are possible. The "
+                "message was rejected."
             )
         self._total.sum += torch.from_numpy(levels)
         self._total.received = self._total.sum.numpy()
@@ -219,30 +219,31 @@ def read_floats(body: bytes, shapes: Shapes) -> Tensor:
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if len(body) > 4 * numbers + HEADER:
         raise UserError(
-            f"A message has {len(body)} bytes, too many for {numbers} numbers. Reject the message."
+            f"A message has {len(body)} bytes, too many for {numbers} numbers. The message "
+            "was rejected."
         )
     try:
         leaves = load(body)
     except (SafetensorError, KeyError, ValueError, RuntimeError, OverflowError) as problem:
         raise UserError(
-            f"A message is not valid safetensors ({problem}). Reject the message."
+            f"A message is not valid safetensors ({problem}). The message was rejected."
         ) from None
     if leaves.keys() != shapes.keys():
         odd = sorted(leaves.keys() ^ shapes.keys())[0][:80]
         raise UserError(
-            f"The parameters of a message do not match the model's, for example '{odd}'. Reject "
-            "the message."
+            f"The parameters of a message do not match the model's, for example '{odd}'. The "
+            "message was rejected."
         )
     for name, shape in shapes.items():
         leaf = leaves[name]
         if leaf.shape != shape or leaf.dtype != torch.float32:
             raise UserError(
                 f"'{name}' is {leaf.dtype} {tuple(leaf.shape)} in a message; it must be float32 "
-                f"{shape}. Reject the message."
+                f"{shape}. The message was rejected."
             )
     vector = torch.cat([leaves[name].reshape(-1) for name in shapes])
     if not bool(torch.isfinite(vector).all()):
-        raise UserError("A message contains NaN or infinity. Reject the message.")
+        raise UserError("A message contains NaN or infinity. The message was rejected.")
     return vector
 
 

@@ -126,11 +126,11 @@ class Reply:
         short = head.get("short")
         sound = head.keys() == {"word", "nonce", "short"} and len(parts) == 1
         if not sound or not (short is None or isinstance(short, bool)):
-            raise UserError("A reply has missing or unknown fields. Reject it.")
+            raise UserError("A reply has missing or unknown fields. It was rejected.")
         if not isinstance(head["word"], str) or not isinstance(head["nonce"], str):
-            raise UserError("A reply's word or nonce is not a text. Reject it.")
+            raise UserError("A reply's word or nonce is not a text. It was rejected.")
         if head["word"] not in ANSWERS and head["word"] not in REFUSALS:
-            raise UserError("A reply has an unknown word. Reject it.")
+            raise UserError("A reply has an unknown word. It was rejected.")
         return cls(head["word"], parts[0], head["nonce"][:64], short)
 
 

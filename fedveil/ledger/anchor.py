@@ -80,7 +80,7 @@ class Anchor:
             raise UserError(
                 f"{self.path} is damaged. Without it, an old copy of the ledger cannot be "
                 "distinguished from the newest. Restore it from a backup. If you are sure that the "
-                "database is the newest, run `fedveil budget verify --anchor-anew`."
+                "database is the newest, run `fedveil budget verify --trust-without-head`."
             )
         return newest[0]
 

@@ -178,7 +178,7 @@ class Chain:
                     f"The ledger {self.path} has no {self._anchor.path.name}. Without it, an old "
                     "copy cannot be distinguished from the newest. Restore it from a backup. If "
                     "you are sure that the database is the newest, run `fedveil budget verify "
-                    "--anchor-anew`."
+                    "--trust-without-head`."
                 )
             if promised is not None and promised.position > 0:
                 if self.path.exists():

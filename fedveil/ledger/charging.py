@@ -387,7 +387,7 @@ def _keep_own_budget(terms: Terms, session: Session, round: int) -> None:
     if needed > terms.budget.epsilon:
         raise BudgetError(
             f"Round {round + 1} of {terms.recipe.name} was not run: {session.redrawn} rounds were "
-            "lost in a crash and drawn again, so the round would bring the run to epsilon = "
+            "lost in a crash and drawn again, so the round would bring the run to ε = "
             f"{rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
         )
 

@@ -258,12 +258,12 @@ class Session:
         view, budget, silo = limit.view, limit.budget, limit.account.silo
         where = f"'{self.facts.data}', silo {silo}," if silo else f"'{self.facts.data}'"
         if math.isinf(needed):
-            spent = f"what is spent on {where} would have no finite epsilon"
+            spent = f"the spending on {where} would have no finite ε"
         else:
-            spent = f"it would bring what is spent on {where} to epsilon = {rounded_up(needed, 4)}"
+            spent = f"it would bring the spending on {where} to ε = {rounded_up(needed, 4)}"
         return BudgetError(
             f"Round {round + 1} of {self.facts.recipe} was not run: {spent}{self._why(view)}. "
-            f"The budget is epsilon = {short(budget.epsilon)} at delta = {short(budget.delta)} in "
+            f"The budget is ε = {short(budget.epsilon)} at δ = {short(budget.delta)} in "
             f"view '{view}'. See `fedveil budget show`."
         )
 

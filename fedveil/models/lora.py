@@ -117,13 +117,13 @@ def _chosen(model: nn.Module, targets: Sequence[str] | None) -> list[str]:
             have = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "none"
             raise UserError(
                 f"The model {type(model).__name__} has no linear layer '{target}' that an adapter "
-                f"can stand beside. Name some of its layers: {have}."
+                f"can be added to. Choose among its layers: {have}."
             )
     found = [name for name in linear if targets is None or _named(name, targets)]
     if not found:
         raise UserError(
-            f"The model {type(model).__name__} has no linear layer inside. Adapters stand beside "
-            "nn.Linear layers."
+            f"The model {type(model).__name__} has no linear layer that can be adapted. Use a "
+            "model with nn.Linear layers."
         )
     return found
 

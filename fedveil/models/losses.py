@@ -193,7 +193,7 @@ def _built(kind: type[Loss], arguments: Mapping[str, Any]) -> Loss:
     except (TypeError, ValueError) as problem:
         if isinstance(problem, UserError):
             raise
-        raise UserError(f"A parameter of the loss '{kind.name}' is no number.") from problem
+        raise UserError(f"A parameter of the loss '{kind.name}' is not a number.") from problem
 
 
 def _value(kind: type[Loss], name: str, value: Any) -> Any:

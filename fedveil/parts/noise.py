@@ -354,7 +354,7 @@ def calibrated_amount(noise: object, value: Amount | None) -> Amount:
     """The amount of noise. Refused if it is not calibrated."""
     if value is None:
         raise UserError(
-            f"Noise {type(noise).__name__} is not calibrated. Give its amount, or give epsilon "
+            f"The noise {type(noise).__name__} is not calibrated. Give its amount, or epsilon "
             "(and delta)."
         )
     return value

@@ -1,8 +1,8 @@
 """Part: the questions that every part answers, with safe defaults for user-defined parts.
 
 The rest of the system asks the part, and never checks its class. A part without an answer of its
-own inherits a safe default: it is described by its `repr`, and accounted as if nothing were known
-that helps.
+own inherits a safe default: it is described by its `repr`, and accounted without favorable
+assumptions.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def answer(question: Question) -> Answer:
         budget = Budget(question.epsilon, delta)
         recipe, rounds, found = _solve(question, recipe, budget, clients)
     made = statement(recipe, 1, question.clients or 0, rounds, delta, None)
-    return Answer(found or f"epsilon = {rounded_up(made.main.epsilon)}", made)
+    return Answer(found or f"ε = {rounded_up(made.main.epsilon)}", made)
 
 
 def _recipe(question: Question) -> Recipe:
@@ -120,8 +120,8 @@ def _solve(
         return recipe, rounds, f"rounds = {rounds:,}"
     if question.rate is not None or question.cohort is not None:
         raise UserError(
-            "--epsilon, --noise-multiplier, --rounds and a cohort are all given. Remove the one to "
-            "find."
+            "--epsilon, --noise-multiplier, --rounds and a cohort are all given. Omit the one to "
+            "compute."
         )
     sampled = replace(recipe, cohort=Poisson(0.5))
     recipe = largest_cohort(sampled, budget, question.rounds, 1, clients)

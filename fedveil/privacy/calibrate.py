@@ -68,7 +68,7 @@ def calibrated(
         return recipe
     if not recipe.private:
         raise UserError(
-            f"{recipe.name} adds no noise, so it cannot meet epsilon = {short(budget.epsilon)}. "
+            f"{recipe.name} adds no noise, so it cannot meet ε = {short(budget.epsilon)}. "
             "Use a private algorithm such as dp_fedavg, or remove epsilon."
         )
     if recipe.noise.calibrated:
@@ -81,12 +81,12 @@ def _within(recipe: Recipe, budget: Budget, rounds: int, dim: int, population: i
     spent = guarantee(recipe, dim, population, rounds, budget.delta)
     if not spent.private:
         raise UserError(
-            f"{recipe.name} cannot meet epsilon = {short(budget.epsilon, 3)}, since "
+            f"{recipe.name} cannot meet ε = {short(budget.epsilon, 3)}, since "
             f"{spent.reason}. Remove epsilon, or use another algorithm."
         )
     if spent.epsilon > budget.epsilon:
         raise UserError(
-            f"{recipe.name} with the given noise spends epsilon = {rounded_up(spent.epsilon)} in "
+            f"{recipe.name} with the given noise spends ε = {rounded_up(spent.epsilon)} in "
             f"{rounds} rounds, more than the budget of {short(budget.epsilon, 3)}. Remove the "
             "amount of noise to calibrate it, or train fewer rounds."
         )
@@ -177,7 +177,7 @@ def _refuse_costly_statistics(recipe: Recipe, budget: Budget) -> None:
         alone = accounting.epsilon(release.event(recipe.adjacency()), budget.delta)
         if alone >= budget.epsilon:
             raise UserError(
-                f"{what} alone spend epsilon = {rounded_up(alone)}, and the budget is "
+                f"{what} alone spend ε = {rounded_up(alone)}, and the budget is "
                 f"{short(budget.epsilon)}. {remedy}."
             )
 
@@ -200,7 +200,7 @@ def _refuse_precise_count(
     enough = 1.5 * least_level(alone, budget.epsilon, given)
     raise UserError(
         f"{recipe.name}: the count of short updates has noise with standard deviation "
-        f"{short(given, 3)} [default: cohort/20]. The count alone spends more than epsilon = "
+        f"{short(given, 3)} [default: cohort/20]. The count alone spends more than ε = "
         f"{short(budget.epsilon)} in {rounds} rounds. Give count_noise = {rounded_up(enough, 2)} "
         "or more, or a larger cohort."
     )
@@ -277,7 +277,7 @@ def most_rounds(recipe: Recipe, budget: Budget, dim: int, population: int) -> in
 
     if not within(1):
         raise UserError(
-            f"{recipe.name}: a single round already spends more than epsilon = "
+            f"{recipe.name}: a single round already spends more than ε = "
             f"{short(budget.epsilon)}. Use more noise."
         )
     high = 2
@@ -310,7 +310,7 @@ def largest_cohort(
     best = _largest(recipe.cohort, population, within)
     if best is None:
         raise UserError(
-            f"{recipe.name}: even the smallest cohort exceeds epsilon = {short(budget.epsilon)} "
+            f"{recipe.name}: even the smallest cohort exceeds ε = {short(budget.epsilon)} "
             "with this noise. Use more noise or fewer rounds."
         )
     return replace(recipe, cohort=best)

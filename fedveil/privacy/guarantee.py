@@ -36,7 +36,7 @@ class Rounds:
     planned: int
     run: int
     redrawn: int = 0  # lost in a crash and drawn again with other noise; counted in addition
-    limited: bool = False  # the run's own ε limits the rounds, whenever rounds are lost
+    limited: bool = False  # the run's own ε limits the rounds, no matter when rounds are lost
 
     @classmethod
     def all(cls, planned: int) -> Rounds:
@@ -56,7 +56,7 @@ class Rounds:
         if self.redrawn:
             told += f", {self.redrawn:,} more lost in a crash and drawn again"
         if self.limited:
-            return f"{told}. ε limits the run, whenever rounds are lost."
+            return f"{told}. This ε limits the run, no matter when rounds are lost."
         return f"{told}. ε is that of {counted:,} rounds."
 
 
@@ -152,12 +152,12 @@ class Guarantee:
         if self.hidden or (self.drawn is None and self.most == self.rounds):
             return ""
         often = "every round" if self.most == self.rounds else in_rounds(self.most)
-        holds = f" It holds for a {self.unit} that takes part in {often}."
+        holds = f" It holds for any {self.unit} that takes part in {often}."
         if self.drawn is None:
             return holds
         return (
-            f"{holds} If the server draws participants fairly, which nobody checks in this view, "
-            f"ε over the draw is {rounded_up(self.drawn)}."
+            f"{holds} If the server samples participants fairly, which is not verified in "
+            f"this view, ε over the sampling is {rounded_up(self.drawn)}."
         )
 
     def remark(self) -> str:

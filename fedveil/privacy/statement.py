@@ -192,9 +192,9 @@ class Statement:
         alone = rounded_up(accounting.epsilon(event, self.main.delta))
         what = ", and ".join(self.main.origin.released) or "statistics of the data"
         return (
-            f"{what[:1].upper()}{what[1:]}, learned before training with Gaussian noise: alone ε = "
-            f"{alone} at the same δ. ε above covers them and the training together. A value that "
-            f"only one {self.main.unit} has is released with probability at most "
+            f"{what[:1].upper()}{what[1:]}, learned before training with Gaussian noise. Alone, "
+            f"they have ε = {alone} at the same δ. ε above covers them and the training together. "
+            f"A value that only one {self.main.unit} has is released with probability at most "
             f"{rounded_up(statistics.escape)}."
         )
 
@@ -204,7 +204,7 @@ class Statement:
         unit = self.main.unit
         whose = f"the {unit}s' own held-out examples" if unit == "client" else "the test examples"
         simulated = self.main.origin.simulated and unit == "client"
-        dealt = " Test examples were dealt to the made-up clients." if simulated else ""
+        dealt = " Test examples were assigned to the simulated clients." if simulated else ""
         return (
             f"Accuracy, loss and other results on {whose} carry Gaussian noise: all planned "
             f"evaluations together have ε = {alone} at the same δ. ε above covers them and the "
@@ -253,8 +253,8 @@ class Statement:
             yield "view models: the server is trusted, and who takes part stays secret"
         if self.recipe.noise.correlated and not self.recipe.hidden("models"):
             yield (
-                "view models: the server is trusted, and keeps the participations of a "
-                f"{self.main.unit} apart. Who takes part may be known"
+                "view models: the server is trusted, and enforces the separation between the "
+                f"participations of a {self.main.unit}. Who takes part may be known"
             )
         if self.recipe.noise.at == "client" and self.recipe.hidden("models"):
             yield (
@@ -338,8 +338,8 @@ def _line(one: Guarantee) -> str:
     if not one.hidden and one.drawn is not None and one.drawn < one.epsilon:
         often = "all rounds" if one.most == one.rounds else in_rounds(one.most)
         drawn = (
-            f" For a participant in {often}. If the server draws participants fairly, ε over the "
-            f"draw is {rounded_up(one.drawn)}."
+            f" This holds for any {one.unit} that takes part in {often}. If the server samples "
+            f"participants fairly, ε over the sampling is {rounded_up(one.drawn)}."
         )
     return (
         f"ε = {rounded_up(one.epsilon)}, δ = {rounded_up(one.delta)} {brief} "

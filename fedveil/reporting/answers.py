@@ -34,7 +34,7 @@ def scores_of(run: Run) -> Evaluation | None:
 
 
 def metrics_table(found: Evaluation) -> Table:
-    """Each metric, its interval, and a constant answer beside it; the main one first."""
+    """Each metric, its interval, and a constant prediction beside it; the main one first."""
     order = sorted(found.metrics, key=lambda m: m.name != found.metric)
     rows = [_metric_row(m) for m in order if m.value is not None]
     return Table(["metric", "value", "95% interval", "constant baseline"], rows)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedveil.accounting.rounding import rounded_up
+from fedveil.accounting.rounding import rounded_up, short
 from fedveil.comparing.outcome import ACCURACY, LEAST_SEEDS, LOSS, Measure
 from fedveil.data.origin import Origin
 from fedveil.errors import UserError
@@ -217,7 +217,7 @@ def _settings(parameters: dict[str, Any]) -> Iterator[str]:
 def load_run(path: Path) -> Run:
     """One run; refused when it is not one, is half-written, newer than this, or has no rounds."""
     if not path.exists():
-        raise UserError(f"There is no {path}; name a run's or a comparison's directory.")
+        raise UserError(f"{path} does not exist. Name the directory of a run or of a comparison.")
     saved = SavedRun.open(path)
     settings, summary = saved.settings, saved.summary
     with reading(saved.file(SUMMARY)):
@@ -232,7 +232,7 @@ def load_run(path: Path) -> Run:
         _mark_stopped(path, summary)
     if played < 1:
         raise UserError(
-            f"{path} has played no rounds, so there is nothing to report; go on with it by "
+            f"{path} has completed no rounds, so there is nothing to report. Resume it with "
             f"`fedveil train --resume {path}`."
         )
     return Run(path, saved.toml, settings, summary, _columns(saved), _evaluation(saved))
@@ -244,8 +244,8 @@ def _mark_stopped(path: Path, summary: dict[str, Any]) -> None:
     if privacy.get("course") is None and summary["rounds"] < summary["rounds_planned"]:
         for view in privacy["views"].values():
             view["sentence"] = (
-                f"This ε is that of the rounds run, not of those planned: `fedveil privacy {path}` "
-                f"has the one that holds. {view['sentence']}"
+                f"This ε is that of the rounds run, not of the planned rounds. `fedveil privacy "
+                f"{path}` reports the ε that holds. {view['sentence']}"
             )
 
 
@@ -262,7 +262,7 @@ def _columns(saved: SavedRun) -> dict[str, Floats]:
         found = {name: cast[name].to_numpy() for name in cast.columns}
         found["round"], found["sent"], found["participants"]
     if not len(frame):
-        raise UserError(f"{file} holds no rounds, so there is nothing to report; train anew.")
+        raise UserError(f"{file} has no rounds, so there is nothing to report. Start a new run.")
     return found
 
 
@@ -276,7 +276,7 @@ def _evaluation(saved: SavedRun) -> dict[str, Any] | None:
         if table is not None and np.asarray(table, dtype=np.int64).shape != (len(names),) * 2:
             raise ValueError("the confusion is not a square of the classes")
         if served is not None and len(served["examples"]) != len(served["accuracy"]):
-            raise ValueError("clients and their accuracies are not equally many")
+            raise ValueError("the numbers of clients and of their accuracies differ")
         return {**found, "classes": names}
 
 
@@ -303,7 +303,9 @@ def _comparison(
         if runs
     ]
     if not listed:
-        raise UserError(f"{path} selected no run, so there is nothing to report; compare anew.")
+        raise UserError(
+            f"{path} selected no run, so there is nothing to report. Start a new comparison."
+        )
     if not members:
         raise none_ended(path)
     return members, selection, together
@@ -320,7 +322,9 @@ def _tested(member: dict[str, Any]) -> tuple[bool, float] | None:
 
 def _inside(path: Path, run: str) -> str:
     if Path(run).is_absolute() or ".." in Path(run).parts:
-        raise UserError(f"{path / COMPARISON} names the run '{run}' outside of it; correct it.")
+        raise UserError(
+            f"{path / COMPARISON} lists the run '{run}', which is outside of {path}. Correct it."
+        )
     return run
 
 
@@ -384,8 +388,8 @@ def refuse_unequal(runs: Sequence[Run]) -> None:
         for run, facts in known[1:]:
             if facts != known[0][1]:
                 raise UserError(
-                    f"{known[0][0].path} and {run.path} cannot be compared, for their {what} "
-                    f"differ: {known[0][1]}, and {facts}; report on them one at a time."
+                    f"{known[0][0].path} and {run.path} cannot be in one report, because their "
+                    f"{what} differ: {known[0][1]}, and {facts}. Report on them separately."
                 )
 
 
@@ -404,4 +408,4 @@ def _budget(run: Run) -> str | None:
         return None
     said = run.guarantee
     epsilon = rounded_up(said["epsilon"], 2) if run.budget is None else f"{run.budget:g}"
-    return f"({epsilon}, {said['delta']:g}) towards view {said['view']}"
+    return f"({epsilon}, {short(said['delta'])}) in view {said['view']}"

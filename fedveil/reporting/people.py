@@ -319,8 +319,8 @@ def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]], places: dict[st
     ]
     return Chart(
         title="Accuracy over clients",
-        caption="Share of clients on whose own examples the final model (or their own, if they "
-        "keep one) has at most this accuracy. "
+        caption="Share of clients for which the final model (or the client's personal model) has "
+        "at most this accuracy on the client's own examples. "
         "The further a line extends to the left, the worse the model is for some clients. "
         "Below the dotted line is the worst tenth.",
         traces=traces,

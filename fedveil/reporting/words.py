@@ -130,7 +130,7 @@ def _result_card(member: ReportMember) -> tuple[str, str, str]:
 
 
 def _beside_constant(member: ReportMember) -> str:
-    """The score of a constant answer."""
+    """The score of a constant prediction."""
     found = answers.scores_of(member.first)
     known = {} if found is None else {m.name: m for m in found.metrics}
     main = known.get(member.measure.name)
@@ -253,7 +253,7 @@ def _result_row(
 
 
 def _beside(story: Story, member: ReportMember) -> str:
-    """The result of a comparison's test (docs/comparing.md, "The marks")."""
+    """The result of a comparison's test (docs/comparing.md, "Significance marks")."""
     if member.tested is None:
         return "best" if member is best(story) and any(m.tested for m in story.members) else "–"
     worse, p = member.tested

@@ -15,10 +15,10 @@ from fedveil.reproducing.item import Item, items
 
 HEADER = """# Reproductions
 
-Every experimental table and figure of the five papers, published beside measured. Each is a file in
-`papers/`, which `fedveil reproduce PAPER/ITEM --scale ci|small|full` runs; `make papers` runs all
-`ci` scales. This page is generated from `papers/` and the committed results in `papers/results` by
-`make docs`.
+Every experimental table and figure of the five papers, with published and measured values side by
+side. Each is a file in `papers/`, which `fedveil reproduce PAPER/ITEM --scale ci|small|full` runs.
+`make papers` runs all `ci` scales. This page is generated from `papers/` and the committed results
+in `papers/results` by `make docs`.
 
 A verdict is *holds* or *fails* only if the whole 95 % interval (Student's, paired by seed) lies on
 one side, and only if the baseline has reached its stated level. Otherwise it is *inconclusive* or
@@ -26,9 +26,9 @@ one side, and only if the baseline has reached its stated level. Otherwise it is
 examples. The result files have every configuration tried. The privacy of these runs is accounted by
 fedveil, not by the papers' formulas ([claims.md](claims.md)).
 
-CPU minutes were measured, on one core. Predicted hours are the multiplications of all local steps,
-at 10 billion per second: a guide for what was not run, within a factor of about ten. Small models
-take longer, because of what surrounds their arithmetic.
+CPU minutes were measured on one core. Predicted hours are the multiplications of all local steps,
+at 10 billion per second. They estimate what was not run, within a factor of about ten. Small models
+take longer, because overhead outweighs their arithmetic.
 """
 BARS = "▁▂▃▄▅▆▇█"
 

@@ -44,7 +44,7 @@ def __getattr__(name: str) -> Any:
         if missing.name != "hypothesis":
             raise
         raise ImportError(
-            f"{name} needs hypothesis, which is not installed; run: pip install 'fedveil[test]'."
+            f"{name} needs hypothesis, which is not installed. Run: pip install 'fedveil[test]'."
         ) from missing
     return getattr(module, name)
 

@@ -146,7 +146,7 @@ def _one_update_at_a_time(bound: Bound) -> None:
         apart = (again - together).abs().amax(dim=1)
         allowed = 1e-6 * together.abs().amax(dim=1) + 1e-40
         assert (apart <= allowed).all(), (
-            f"{bound}: a message depends on the updates beside it, so one client moves others"
+            f"{bound}: a message depends on other updates, so one client moves others"
         )
 
 
@@ -157,7 +157,7 @@ def _keeps_directions(bound: Bound) -> None:
     messages = bounded(bound, rows).double()
     for row, message in zip(rows.double(), messages, strict=True):
         scale = float(message @ row / (row @ row))
-        assert scale >= 0, f"{bound} turned a row around"
+        assert scale >= 0, f"{bound} reversed the direction of a row"
         off = float((message - scale * row).norm())
         assert off <= 1e-6 * float(message.norm()) + 1e-40, f"{bound} changed a direction by {off}"
 
@@ -166,7 +166,7 @@ def _norms_fit_together(bound: Bound) -> None:
     """They are for the dimension asked; a radial bound allows all that its L2 norm implies."""
     for dim in (1, 5, 1000):
         norms = bound.norms(dim)
-        assert norms.dim == dim, f"{bound} speaks of {norms.dim} coordinates, not {dim}"
+        assert norms.dim == dim, f"{bound} declares {norms.dim} coordinates, not {dim}"
         smallest = min(norms.l1, norms.l2, norms.linf)
         assert smallest > 0, f"{bound} declares a norm of {smallest}"
         if not bound.radial:

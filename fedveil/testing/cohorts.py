@@ -80,7 +80,7 @@ def _denominator_is_public(cohort: Cohort) -> None:
         drawn = cohort.draw(POPULATION, rng, _first_state(cohort))
         after = cohort.expected(POPULATION)
         assert after == before, (
-            f"{cohort}: the denominator went from {before} to {after} after {len(drawn)} came"
+            f"{cohort}: the denominator went from {before} to {after} after {len(drawn)} took part"
         )
 
 
@@ -125,8 +125,8 @@ def _rounds_are_independent(cohort: Cohort, came: np.ndarray, rate: float, lag: 
     pairs = (ROUNDS - lag) * POPULATION
     error = 6 * rate * math.sqrt((1 - rate**2) / pairs) + 1e-12
     assert abs(again - rate**2) <= error, (
-        f"{cohort}: {again:.4f} come in a round and again {lag} later, not {rate**2:.4f}: rounds "
-        "are not independent, so this sampling does not amplify as declared"
+        f"{cohort}: {again:.4f} take part in a round and again {lag} later, not {rate**2:.4f}: "
+        "rounds are not independent, so this sampling does not amplify as declared"
     )
 
 
@@ -140,10 +140,10 @@ def _cap_holds(cohort: Cohort) -> None:
         drawn = cohort.draw(POPULATION, rng, kept)
         kept = cohort.step(kept, drawn)
         taken[drawn] += 1
-    assert taken.max() <= cohort.cap, f"{cohort}: one took part {taken.max()} times"
+    assert taken.max() <= cohort.cap, f"{cohort}: a client took part {taken.max()} times"
     if _relies_on_its_law(cohort):
         least = taken.min()
-        assert least == cohort.cap, f"{cohort}: after {ROUNDS} rounds one had {least} only"
+        assert least == cohort.cap, f"{cohort}: a client took part {least} times only"
 
 
 def _lost_rounds_come_on_top(cohort: Cohort) -> None:
@@ -202,9 +202,9 @@ def _check_sampling(cohort: Cohort, event: events.Round, rate: float) -> None:
 def _sure_ones_arrive(cohort: Cohort) -> None:
     """A fixed cohort brings at least as many as are sure; a random one promises nobody."""
     sure = cohort.min_honest(POPULATION)
-    assert 1 <= sure <= POPULATION, f"{cohort} is sure of {sure} of {POPULATION}"
+    assert 1 <= sure <= POPULATION, f"{cohort} declares {sure} honest clients of {POPULATION}"
     if cohort.fixed:
         least = int(attendance(cohort, 50).sum(axis=1).min())
-        assert least >= sure, f"{cohort} is sure of {sure}, but {least} came"
+        assert least >= sure, f"{cohort} declares {sure} honest clients, but only {least} took part"
     elif cohort.honest is None:
-        assert sure == 1, f"{cohort} is sure of {sure}, though nobody has to come"
+        assert sure == 1, f"{cohort} declares {sure} honest clients, but may be empty"

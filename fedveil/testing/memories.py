@@ -66,12 +66,12 @@ def _looks_at_one_client(memory: Memory) -> None:
         [memory.learn(v[None], b[None]) for v, b in zip(remembered, message, strict=True)]
     )
     assert torch.allclose(together, alone, rtol=1e-6, atol=0), (
-        f"{memory}: what a client remembers depends on the clients beside it"
+        f"{memory}: what a client remembers depends on other clients"
     )
     again = memory.learn(remembered, message)
     assert torch.equal(together, again), f"{memory} learns something else the second time"
     unharmed = torch.equal(remembered, before[0]) and torch.equal(message, before[1])
-    assert unharmed, f"{memory} changes what it is given in place; return a new tensor"
+    assert unharmed, f"{memory} changes what it is given in place. Return a new tensor"
 
 
 def _rounds_look_at_one_client(memory: Memory) -> None:
@@ -95,7 +95,7 @@ def _rounds_look_at_one_client(memory: Memory) -> None:
         each = zip(remembered, update, message, strict=True)
         alone = torch.cat([call(v[None], u[None], b[None]) for v, u, b in each])
         assert torch.allclose(together, alone, rtol=1e-6, atol=0), (
-            f"{memory}.{name}: one client's depends on the clients beside it"
+            f"{memory}.{name}: one client's depends on other clients"
         )
 
 

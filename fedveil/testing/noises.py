@@ -55,7 +55,7 @@ def _added_inside_alone(noise: Noise) -> None:
     for silo in range(noise.listed or 1):
         check_noise(noise.inside(silo))
     outside = noise.draw(messages_of(3), 2, EXPECTED, np.random.default_rng(0))
-    assert not outside.any(), f"{noise} is added to the sum of messages, which has it already"
+    assert not outside.any(), f"{noise} is added to the sum, but the messages already carry it"
 
 
 def messages_of(dim: int) -> Norms:
@@ -119,7 +119,7 @@ def _kind_of_numbers(noise: Noise) -> None:
     reach = noise.max_magnitude(message)
     assert abs(own).max() <= reach, f"{noise} put {abs(own).max()} steps on a message, over {reach}"
     if not noise.on_messages:
-        assert not own.any(), f"{noise} meets the sum, yet a message carries it, too"
+        assert not own.any(), f"{noise} is added to the sum, but messages carry it as well"
 
 
 def _enough_whoever_came(noise: Noise) -> None:
@@ -130,7 +130,7 @@ def _enough_whoever_came(noise: Noise) -> None:
     for arrived in (0, 1, int(EXPECTED), 3 * int(EXPECTED)):
         found = float(np.std(summed_noise(noise, arrived)))
         assert found >= LEAST * needed, (
-            f"{noise} draws a deviation of {found:.4g} when {arrived} of {EXPECTED:g} came, "
+            f"{noise} draws a deviation of {found:.4g} when {arrived} of {EXPECTED:g} arrived, "
             f"but {needed:.4g} is accounted"
         )
 
@@ -174,7 +174,7 @@ def _independent_draws(noise: Noise) -> None:
         return
     for other, what in ((second, "two streams"), (np.roll(first, 1), "neighbouring coordinates")):
         alike = float(first @ other / (np.linalg.norm(first) * np.linalg.norm(other)))
-        assert abs(alike) < 6 / math.sqrt(DRAWS), f"{noise}: {what} give alike noise ({alike:.3f})"
+        assert abs(alike) < 6 / math.sqrt(DRAWS), f"{noise}: {what} correlate ({alike:.3f})"
 
 
 def _new_in_every_round(noise: Noise) -> None:
@@ -237,11 +237,11 @@ def _more_level_costs_less(noise: Noise) -> None:
 
     def epsilon(level: float) -> float:
         scaled = noise.scaled(level, message, message, Share(EXPECTED, 1.0, 1e-6))
-        assert scaled.calibrated, f"{noise} scaled to level {level} is not settled"
+        assert scaled.calibrated, f"{noise} scaled to level {level} is not calibrated"
         return accounting.epsilon(scaled.event(message, message, EXPECTED, EXPECTED), 1e-5)
 
     if isinstance(claimed(noise), events.NonPrivate):
-        assert _refused(lambda: epsilon(1.0)), f"{noise} has no guarantee, yet takes a budget"
+        assert _refused(lambda: epsilon(1.0)), f"{noise} has no guarantee, but accepts a budget"
         return
     found = [epsilon(level) for level in (1.0, 2.0, 4.0, 8.0)]
     falls = all(more < less for less, more in itertools.pairwise(found))
@@ -264,7 +264,7 @@ def _unsettled_does_not_draw(noise: Noise) -> None:
         ),
     }
     for name, call in calls.items():
-        assert _refused(call), f"{waiting} has no amount yet, but answers {name}"
+        assert _refused(call), f"{waiting} is not calibrated, but answers {name}"
 
 
 def _refused(call: Callable[[], Any]) -> bool:

@@ -90,7 +90,7 @@ def check_broken_clients(recipe: Recipe) -> None:
         seen = play(recipe, swapped(answers, client, answer))
         assert torch.isfinite(seen.state.x).all(), f"{recipe.name}: {answer} reached the model"
         assert torch.equal(seen.total, blank.total), (
-            f"{recipe.name}: a client that answers {answer.tolist()} counts as more than nothing"
+            f"{recipe.name}: a client that answers {answer.tolist()} is not counted as zeros"
         )
         assert seen.info.rejected == 1, f"{recipe.name}: {answer.tolist()} was not rejected"
 
@@ -170,7 +170,7 @@ def _check_moves(
     if message.grid is not None and message.steps.linf < COARSE:
         steps = moves / message.grid
         off = float((steps - steps.round()).abs().max())
-        assert off < 1e-3, f"{recipe.name}: a sum moved by {off:.3g} steps beside its grid"
+        assert off < 1e-3, f"{recipe.name}: a sum is {off:.3g} steps off its grid"
     return shares
 
 
@@ -185,7 +185,7 @@ def check_outsiders(recipe: Recipe, answers: Sequence[Tensor], state: State | No
     if not len(absent) or seen.info.aborted:
         return
     other = play(recipe, swapped(answers, int(absent[0]), adversarial(DIM)[1]), state=state)
-    assert torch.equal(seen.total, other.total), f"{recipe.name}: one who did not come was counted"
+    assert torch.equal(seen.total, other.total), f"{recipe.name}: an absent client was counted"
 
 
 def check_history(recipe: Recipe, rounds: int = 4) -> None:
@@ -239,8 +239,8 @@ def check_noise_of_rounds(recipe: Recipe) -> None:
     if recipe.noise.at == "client" and recipe.cohort.honest is not None:
         counted, sure = recipe.noise_shares(CLIENTS, "models"), recipe.cohort.min_honest(CLIENTS)
         assert counted <= sure, (
-            f"{recipe.name}: only {sure} are trusted to bring noise and the server adds the shares "
-            f"of those who stay away alone, but {counted:g} shares are accounted"
+            f"{recipe.name}: only {sure} clients are trusted to add noise and the server adds the "
+            f"shares of absent clients only, but {counted:g} shares are accounted"
         )
 
 
@@ -248,7 +248,7 @@ def _check_accounted(recipe: Recipe, view: View, sample: Tensor, came: int) -> N
     accounted, found = accounted_deviation(recipe, view), float(sample.std())
     if recipe.noise.on_messages:
         counted = recipe.noise_shares(CLIENTS, view)
-        assert counted <= came, f"{recipe.name}: noise of {counted:g} is accounted, {came} came"
+        assert counted <= came, f"{recipe.name}: noise of {counted:g} is accounted, {came} arrived"
         found *= math.sqrt(counted / came)
     assert found >= 0.95 * accounted, (
         f"{recipe.name}: with {came} arrivals the noise in view {view} has a deviation of "
@@ -290,7 +290,7 @@ def _check_own_noise(recipe: Recipe, sample: Tensor, arrived: int) -> None:
     own = recipe.noise.each(message, np.random.default_rng(5)) * (message.grid or 1.0)
     found, wanted = float(sample.std()), float(own.std()) * math.sqrt(arrived)
     assert abs(found / wanted - 1) < 0.1, (
-        f"{recipe.name}: {arrived} arrivals bring a deviation of {found:.4g}, not {wanted:.4g}"
+        f"{recipe.name}: {arrived} arrivals have a deviation of {found:.4g}, not {wanted:.4g}"
     )
 
 
@@ -397,7 +397,7 @@ def check_views(recipe: Recipe) -> None:
         assert not sampled, f"{recipe.name}: who takes part is seen in view {view}, yet amplified"
     costs = [epsilon(found[view], 1e-5) for view in VIEWS]
     assert costs[0] <= costs[1] * (1 + 1e-3) <= costs[2] * (1 + 2e-3), (
-        f"{recipe.name}: ε of {VIEWS} is {costs}, though each sees more than the one before"
+        f"{recipe.name}: ε of {VIEWS} is {costs}, but each view sees more than the one before"
     )
 
 
@@ -456,7 +456,7 @@ def check_cap(recipe: Recipe) -> None:
         state = seen.state
     most = recipe.max_participations(8 * recipe.cohort.cap, "models")
     assert often.max() <= most, (
-        f"{recipe.name}: one took part {often.max()} times, {most} accounted"
+        f"{recipe.name}: a unit took part {often.max()} times, {most} accounted"
     )
 
 
@@ -474,8 +474,8 @@ def check_wire(recipe: Recipe) -> None:
         added = largest * recipe.noise.max_magnitude(message)
         off = float((most - clean - added).abs().max())
         assert off <= 1e-6 * (added + float(clean.abs().max())) + 1e-3, (
-            f"{recipe.name}: the sum of {largest} messages with all their noise came out wrong by "
-            f"{off:.4g} steps; its {recipe.wire(DIM, CLIENTS)} is too narrow"
+            f"{recipe.name}: the sum of {largest} messages with all their noise is wrong by "
+            f"{off:.4g} steps: its {recipe.wire(DIM, CLIENTS)} is too narrow"
         )
 
 

@@ -150,7 +150,7 @@ class Replayed:
     @property
     def total(self) -> Tensor:
         """The released sum."""
-        assert self.sum is not None, "the round was void and released nothing"
+        assert self.sum is not None, "the round was aborted and released nothing"
         return self.sum
 
 

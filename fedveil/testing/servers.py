@@ -63,8 +63,8 @@ def _function_of_its_arguments(server: Server) -> None:
         given = x.clone(), descent.clone(), copied(state)
         first, after = server.step(x, descent, state, round)
         kept = torch.equal(x, given[0]) and torch.equal(descent, given[1])
-        assert kept, f"{server} changes the model or the direction in place; return a new tensor"
-        assert _equal(state, given[2]), f"{server} changes its state in place; return a new one"
+        assert kept, f"{server} changes the model or the direction in place. Return a new tensor"
+        assert _equal(state, given[2]), f"{server} changes its state in place. Return a new one"
         second, other = server.step(*given, round)
         same = torch.equal(first, second) and _equal(after, other)
         assert same, f"{server}: round {round + 1} gives two models for the same direction"
@@ -76,7 +76,7 @@ def _resumes(server: Server) -> None:
     whole = _course(server, stop=None)
     for stop in (1, STOP, ROUNDS - 1):
         assert torch.equal(_course(server, stop), whole), (
-            f"{server}: stopped after round {stop} and resumed, it ends at another model; keep "
+            f"{server}: stopped after round {stop} and resumed, it ends with another model. Keep "
             "everything between rounds in the state"
         )
 

@@ -16,10 +16,10 @@ def check_same_form(part: Part, before: Tensors, after: Tensors) -> None:
     """Raise unless a state has the same names, shapes and types as the one before it."""
     for name, leaf in after.items():
         assert isinstance(leaf, Tensor), (
-            f"{part} keeps {name} as a {type(leaf).__name__}; a checkpoint holds tensors only"
+            f"{part} keeps {name} as a {type(leaf).__name__}. A checkpoint stores tensors only"
         )
     assert before.keys() == after.keys(), (
-        f"{part} kept {sorted(before)} and then {sorted(after)}; say all of it in initial_state"
+        f"{part} kept {sorted(before)} and then {sorted(after)}. Declare all of it in initial_state"
     )
     for name, leaf in after.items():
         first = before[name]

@@ -188,11 +188,11 @@ def scalars(record: Record, diagnostics: bool = False) -> dict[str, float]:
 
 
 def check_loggers(loggers: Sequence[Logger]) -> None:
-    """Refuse what is no logger, and packages that are not installed."""
+    """Refuse what is not a logger, and packages that are not installed."""
     for logger in loggers:
         if isinstance(logger, type) or not hasattr(logger, "run") or not hasattr(logger, "check"):
             raise UserError(
-                f"log has {logger!r}, which is no logger. Give objects such as "
+                f"log has {logger!r}, which is not a logger. Give objects such as "
                 "loggers.TensorBoard('logs')."
             )
         logger.check()

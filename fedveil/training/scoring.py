@@ -22,12 +22,12 @@ RESAMPLED = 2**20  # outputs that an interval is computed from
 GROUPS = 20  # of the jackknife
 LEVEL = 0.95
 HOW = (
-    f"{LEVEL:.0%} over test examples: Wilson for shares of single examples, else a jackknife over "
-    f"{GROUPS} groups. Examples of one client count as independent."
+    f"{LEVEL:.0%} over test examples: Wilson intervals for shares of single examples, otherwise a "
+    f"jackknife over {GROUPS} groups. Examples of one client are treated as independent."
 )
 NOISY = (
-    f"{LEVEL:.0%} over the noise and the choice of units: an inverted test for accuracy and loss, "
-    "else an error propagation. Examples of one unit may depend on each other."
+    f"{LEVEL:.0%} over the noise and the choice of units: test inversion for accuracy and loss, "
+    "otherwise error propagation. Examples of one unit may depend on each other."
 )
 
 
@@ -128,7 +128,7 @@ class ClassResult:
 
     name: str
     examples: int
-    predicted: int  # how often the model answers this class
+    predicted: int  # how often the model predicts this class
     recall: float | None
     low: float | None  # of the interval of the recall
     high: float | None

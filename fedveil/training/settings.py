@@ -92,7 +92,7 @@ class DataSettings(BaseModel):
     partition: str | None = Field(
         default=None,
         description="How to split the data over clients: key, iid, shards, majority, overlapping "
-        "or dirichlet. [default: key if the data identifies its clients, else iid]",
+        "or dirichlet. [default: key if the data identify their clients, otherwise iid]",
     )
     clients: int | None = Field(
         default=None, description="Number of clients of a named data set. [default: 100]"
@@ -189,13 +189,13 @@ class Settings(BaseModel):
     view: Literal["models", "sum", "messages"] | None = Field(
         default=None,
         description="What the adversary sees: released models, the secure sum of a round, or every "
-        "message (models, sum or messages). [default: the algorithm's, mostly models]",
+        "message (models, sum or messages). [default: the algorithm's view, usually models]",
     )
     stats_epsilon: float | None = Field(
         default=None,
         ge=0,
         le=200,
-        description="ε of the statistics of a table alone: ranges, categories, classes. 0: none. "
+        description="ε of a table's statistics (ranges, categories, classes) alone; 0 for none. "
         "[default: leaves 95% of ε for training]",
     )
     private_evaluation: float | None = Field(
@@ -233,8 +233,8 @@ class Settings(BaseModel):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="Stop after this many evaluations without a better result. ε stays that of all "
-        "rounds. [default: never]",
+        description="Stop after this many evaluations without improvement. ε remains that of all "
+        "planned rounds. [default: never]",
     )
     checkpoint_every: int | None = Field(
         default=None,
@@ -245,8 +245,8 @@ class Settings(BaseModel):
         default=None,
         min_length=1,
         max_length=100,
-        description="Account in the ledger that the run is charged to, for all data about the same "
-        "people. [default: that of the data]",
+        description="Ledger account to charge the run to. Use one account for all data about the "
+        "same people. [default: the account of the data]",
     )
     diagnostics: bool | None = Field(
         default=None,

@@ -201,13 +201,13 @@ def _refuse_dealing(source: str, **settings: object) -> None:
 
 
 def _refuse_unasked(settings: DataSettings) -> None:
-    """Refuse to make up clients for a user's own data, unless the user asks for it."""
+    """Refuse to simulate clients on a user's own data, unless the user asks for it."""
     if settings.clients is not None or settings.partition is not None:
         raise UserError(
-            f"{settings.path} would be split over made-up clients. A guarantee for them protects "
-            "nobody real. To simulate clients, give --simulate-clients N instead of --clients. To "
-            "protect examples, remove partition and clients and use an example-level algorithm "
-            "such as dp_sgd."
+            f"{settings.path} would be split over simulated clients, and a guarantee for them "
+            "protects no real person. To simulate clients, pass --simulate-clients N instead of "
+            "--clients. To protect examples, remove partition and clients and use an example-level "
+            "algorithm such as dp_sgd."
         )
 
 
@@ -241,7 +241,7 @@ def _refuse_foreign(settings: DataSettings) -> None:
 
 
 def _number(settings: DataSettings) -> int | None:
-    """The number of made-up clients."""
+    """The number of simulated clients."""
     return settings.clients if settings.simulate_clients is None else settings.simulate_clients
 
 

@@ -352,7 +352,7 @@ def _quantiles(desk: Desk, known: _Known, column: str, precision: float, aside: 
     bins = _bins(desk, known, column, precision)
     values = {f"{q:.0%}": bins.quantile(q) for q in QUANTILES}
     return Release(
-        "quantiles", column, values, bins.rank_error(), "rank error, a share of clients,"
+        "quantiles", column, values, bins.rank_error(), "rank error as a share of clients"
     )
 
 
@@ -360,7 +360,9 @@ def _histogram(desk: Desk, known: _Known, column: str, precision: float, aside: 
     bins = _bins(desk, known, column, precision)
     names = [f"{a:.4g} to {b:.4g}" for a, b in zip(bins.edges, bins.edges[1:], strict=False)]
     values = dict(zip(names, map(float, bins.weights), strict=True))
-    return Release("histogram", column, values, CONFIDENT * bins.sigma, "clients, 95% of draws")
+    return Release(
+        "histogram", column, values, CONFIDENT * bins.sigma, "clients, 95% of draws within"
+    )
 
 
 def _frequent(desk: Desk, known: _Known, column: str, precision: float, aside: float) -> Release:
@@ -369,7 +371,7 @@ def _frequent(desk: Desk, known: _Known, column: str, precision: float, aside: f
     told = np.array(cells.gather(there).to_list(), dtype=str)
     found = frequent_values(desk, known.units[there], told, precision, aside)
     least = threshold(precision, aside)
-    meaning = f"noisy client counts, threshold {least:.3g}, 95% of draws"
+    meaning = f"noisy client counts, threshold {least:.3g}, 95% of draws within"
     values = {each.value: each.weight for each in found}
     return Release("frequent", column, values, CONFIDENT * deviation(precision), meaning)
 

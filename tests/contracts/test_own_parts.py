@@ -381,7 +381,7 @@ def test_a_quantizer_is_held_to_its_norms() -> None:
     check_neighbours(recipe)
     with pytest.raises(AssertionError, match="Outwards"):
         check_quantizer(Outwards(64))
-    with pytest.raises(UserError, match=r"InFloats made .*float32 .*return one row of torch.int64"):
+    with pytest.raises(UserError, match=r"InFloats made .*float32 .*Return one row of torch.int64"):
         play(replace(CLIPPED, quantize=InFloats(64)), normal_answers(CLIENTS, DIM))
 
 
@@ -395,7 +395,7 @@ class Gossip(Memory):
 
 def test_a_memory_sees_one_client_at_a_time() -> None:
     check_history(replace(CLIPPED, memory=Gossip()))
-    with pytest.raises(AssertionError, match="depends on the clients beside it"):
+    with pytest.raises(AssertionError, match="what a client remembers depends on other clients"):
         check_memory(Gossip())
 
 
@@ -437,7 +437,7 @@ class Growing(Server):
     ("server", "words"),
     [
         (Forgetful(), "gives two models for the same direction"),
-        (InPlace(), "in place; return a new tensor"),
+        (InPlace(), "in place. Return a new tensor"),
         (Growing(), r"kept seen as \(0, 6\) torch.float32 and then as \(1, 6\)"),
     ],
 )

@@ -284,7 +284,8 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
             Pair,
             "agree",
             (
-                'raise Refusal("keys", "A public key has low order. Refuse the round.") from None',
+                'raise Refusal("keys", "A public key has low order. The round was refused.") '
+                "from None",
                 "return bytes(32)",
             ),
         ),

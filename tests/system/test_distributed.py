@@ -297,7 +297,7 @@ def test_a_budget_ends_all_processes_with_one_sentence(
     stopped = run_by_hand(2, tmp_path, *flags, "--out", "b")
     (sentence,) = ours("".join(outcome.err for outcome in stopped))
     assert re.match(
-        r"fedveil: Round \d+ of fed_alpha_normec was not run: it would bring what is spent",
+        r"fedveil: Round \d+ of fed_alpha_normec was not run: it would bring the spending",
         sentence,
     )
     played = rounds(tmp_path / "b")

@@ -54,7 +54,7 @@ def test_every_command_shows_noisy_results_as_such(run: Run, tmp_path: Path) -> 
     )
     assert one["evaluation"] == two["evaluation"]  # one release, drawn twice from its seed
     verified = run("budget", "verify")
-    assert "every ε agrees" in verified.out
+    assert "every recorded ε was confirmed" in verified.out
 
 
 def test_a_plan_has_the_noise_of_the_run(run: Run) -> None:

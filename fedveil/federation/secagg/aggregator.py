@@ -258,7 +258,7 @@ class Aggregator:
 
     def _check_session(self, session: bytes) -> None:
         if session != self._session:
-            raise Refusal("session", "A reply is for another session. Refuse it.")
+            raise Refusal("session", "A reply is for another session. It was refused.")
 
     def _unmask(self) -> None:
         checks = {client: reply.check for client, reply in self._shared.items()}

@@ -31,10 +31,10 @@ class KeyRecord:
     def parse(cls, content: bytes) -> KeyRecord:
         """The record in these bytes; refused if a key is not canonical or of low order."""
         if len(content) != RECORD:
-            raise Refusal("malformed", "A key record has the wrong length. Refuse it.")
+            raise Refusal("malformed", "A key record has the wrong length. It was refused.")
         box, mask, signature = content[:KEY], content[KEY : 2 * KEY], content[2 * KEY :]
         if not (is_point(box) and is_point(mask)) or box == mask:
-            raise Refusal("keys", "A public key is not canonical or of low order. Refuse it.")
+            raise Refusal("keys", "A public key is not canonical or of low order. It was refused.")
         return cls(box, mask, signature)
 
     def plain(self) -> bytes:

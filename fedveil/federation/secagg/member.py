@@ -94,7 +94,9 @@ class Member:
     def _seated(self, kind: Kind, request: bytes, model: bytes, levels: Levels) -> bytes:
         """Stages 2 to 4, in the seat that this client has taken."""
         if (seat := self._seat) is None:
-            raise Refusal("stage", "This client has not entered the round. Refuse the request.")
+            raise Refusal(
+                "stage", "This client has not entered the round. The request was refused."
+            )
         if kind is Kind.MASKED:
             self._check_model(seat.context, model)
             return seat.once(kind, request, lambda: seat.masked(request, levels))
@@ -102,14 +104,14 @@ class Member:
             return seat.once(kind, request, lambda: seat.consistency(request, self._identity))
         if kind is Kind.REVEAL:
             return seat.once(kind, request, lambda: seat.reveal(request, self._following))
-        raise Refusal("stage", "A reply came as a request. Refuse it.")
+        raise Refusal("stage", "A reply came as a request. It was refused.")
 
     def _keys_of(self, round: int) -> RoundKeys:
         """The keys of a round: the same as long as they are not used, and never of an old round."""
         if self._ahead is not None and self._ahead.round == round:
             return self._ahead
         if round <= self._newest:
-            raise Refusal("round", f"Round {round} is over for this client. Refuse it.")
+            raise Refusal("round", f"Round {round} is over for this client. It was refused.")
         where = place(self._agreement, self._opening, round)
         self._ahead = RoundKeys.draw(where, round, self._client, self._identity, self._entropy)
         self._newest = round
@@ -126,9 +128,9 @@ class Member:
 
     def _check_place(self, agreement: bytes, opening: bytes) -> None:
         if agreement != self._agreement:
-            raise Refusal("agreement", "The request is for another agreement. Refuse it.")
+            raise Refusal("agreement", "The request is for another agreement. It was refused.")
         if opening != self._opening:
-            raise Refusal("opening", "The request is for another opening. Refuse it.")
+            raise Refusal("opening", "The request is for another opening. It was refused.")
 
     def _check_context(self, context: RoundContext, model: bytes) -> None:
         """The context is the one that this client's owner has agreed to, and names its model."""
@@ -152,7 +154,7 @@ class Member:
         if len(records) < (needed := context.terms.needed):
             raise Refusal("too-few", f"{len(records)} clients have keys, but {needed} are agreed.")
         if have_duplicates(records):
-            raise Refusal("keys", "Two clients have the same public key. Refuse the round.")
+            raise Refusal("keys", "Two clients have the same public key. The round was refused.")
         where = context_place(context)
         for client, record in records.items():
             if not record.signed(where, client, self._roster[client]):

@@ -61,14 +61,14 @@ class Reader:
 
     def __init__(self, content: bytes, kind: Kind) -> None:
         if kind_of(content) != kind:
-            raise Refusal("stage", f"A message is not a {kind.name.lower()}. Refuse it.")
+            raise Refusal("stage", f"A message is not a {kind.name.lower()}. It was refused.")
         self._content, self._place = content, 6
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""
         taken = self._content[self._place : self._place + size]
         if len(taken) != size:
-            raise Refusal("malformed", "A message is too short. Refuse it.")
+            raise Refusal("malformed", "A message is too short. It was refused.")
         self._place += size
         return taken
 
@@ -79,7 +79,7 @@ class Reader:
     def count(self) -> int:
         """The length of a list, at most a cohort."""
         if (count := self.number()) > MOST_CLIENTS:
-            raise Refusal("malformed", f"A list claims {count} clients. Refuse it.")
+            raise Refusal("malformed", f"A list claims {count} clients. It was refused.")
         return count
 
     def clients(self) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ class Reader:
     def end(self) -> None:
         """Refuse bytes that are left over."""
         if self._place != len(self._content):
-            raise Refusal("malformed", "A message is too long. Refuse it.")
+            raise Refusal("malformed", "A message is too long. It was refused.")
 
 
 def written(kind: Kind, *fields: bytes) -> bytes:
@@ -260,7 +260,7 @@ def read_refusal(content: bytes) -> Word:
     number = reader.number(1)
     reader.end()
     if number >= len(WORDS):
-        raise Refusal("malformed", "A refusal has an unknown word. Refuse it.")
+        raise Refusal("malformed", "A refusal has an unknown word. It was refused.")
     return WORDS[number]
 
 
@@ -282,14 +282,14 @@ def write_element(value: int) -> bytes:
 def element(content: bytes) -> int:
     """The number below Shamir's prime in these bytes; refused if it is not below."""
     if (value := int.from_bytes(content, "big")) >= PRIME:
-        raise Refusal("malformed", "A share is not below the prime. Refuse it.")
+        raise Refusal("malformed", "A share is not below the prime. It was refused.")
     return value
 
 
 def ascending(clients: tuple[int, ...]) -> tuple[int, ...]:
     """The clients; refused if they do not ascend strictly."""
     if not is_ascending(clients):
-        raise Refusal("malformed", "A list of clients does not ascend. Refuse it.")
+        raise Refusal("malformed", "A list of clients does not ascend. It was refused.")
     return clients
 
 

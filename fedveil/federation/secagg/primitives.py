@@ -100,7 +100,7 @@ class Pair:
         try:
             return self._key.exchange(X25519PublicKey.from_public_bytes(public))
         except ValueError:
-            raise Refusal("keys", "A public key has low order. Refuse the round.") from None
+            raise Refusal("keys", "A public key has low order. The round was refused.") from None
 
 
 def derive(secret: bytes, session: bytes, label: bytes) -> bytes:
@@ -118,7 +118,7 @@ def unseal(key: bytes, box: bytes, associated: bytes) -> bytes:
     try:
         return AESGCM(key).decrypt(ONCE, box, associated)
     except InvalidTag:
-        raise Refusal("boxes", "A box of shares cannot be opened. Refuse the round.") from None
+        raise Refusal("boxes", "A box of shares cannot be opened. The round was refused.") from None
 
 
 def words(bits: int) -> np.dtype[np.unsignedinteger]:

@@ -92,9 +92,9 @@ class Seat:
         if self.answered(kind, request):
             return self._answers[kind][1]
         if kind in self._answers:
-            raise Refusal("repeated", "This stage was answered before. Refuse another request.")
+            raise Refusal("repeated", "This stage was answered before. The request was refused.")
         if kind != self._next:
-            raise Refusal("stage", "A request is out of order. Refuse it.")
+            raise Refusal("stage", "A request is out of order. It was refused.")
         self._answers[kind] = _digest(request), reply()
         self._next = FOLLOWING[kind]
         return self._answers[kind][1]
@@ -167,7 +167,7 @@ class Seat:
     @property
     def _own(self) -> Secrets:
         if self._secrets is None:
-            raise Refusal("stage", "This client has no secrets left. Refuse the request.")
+            raise Refusal("stage", "This client has no secrets left. The request was refused.")
         return self._secrets
 
     @property
@@ -212,7 +212,7 @@ class Seat:
 
     def _check_session(self, session: bytes) -> None:
         if session != self._session:
-            raise Refusal("session", "A request is for another session. Refuse it.")
+            raise Refusal("session", "A request is for another session. It was refused.")
 
     def _check_size(self, clients: int) -> None:
         if clients < (needed := self.context.terms.needed):
@@ -221,7 +221,7 @@ class Seat:
     def _check_signatures(self, signatures: Mapping[int, bytes]) -> None:
         """At least t survivors have signed the list that this client has signed."""
         if not signatures.keys() <= set(self._survivors):
-            raise Refusal("survivors", "A signature is not by a survivor. Refuse to reveal.")
+            raise Refusal("survivors", "A signature is not by a survivor. Nothing was revealed.")
         if len(signatures) < (needed := self.context.terms.threshold):
             raise Refusal("too-few", f"{len(signatures)} have signed, but {needed} must.")
         for signer, signature in signatures.items():

@@ -44,7 +44,7 @@ def test_the_gaussian_bound_comes_close_to_what_is_proven(digits: Federated) -> 
     assert models.bounds[0].method == "gaussian"
     assert "isotropic and Gaussian" in models.bounds[0].assumes
     assert not found.alarm
-    assert found.towards("sum").silent.startswith("nothing is proven, because the server sees")
+    assert found.towards("sum").silent.startswith("there is no proven ε, because the server sees")
 
 
 def test_sampling_is_taken_as_accounted(digits: Federated) -> None:

@@ -61,7 +61,8 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
     well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
     out = well(run("budget", "set", "a", "--epsilon", 2))
     assert re.search(
-        r"may spend ε = 2 at δ = 1e-5 in view 'models' in total; ε = \S+ is spent", out
+        r"Budget of all runs on .*: ε = 2 at δ = 1e-5 in view 'models'. So far, ε = \S+ is spent",
+        out,
     )
     shown = well(run("budget", "show", "--delta", 1e-6))
     assert re.search(
@@ -77,7 +78,7 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
     assert 0 < stopped["rounds"] < 30
     room = f"The budget of this data set allows only {stopped['rounds']} more rounds."
     assert room in outcome.out.splitlines()
-    assert "no finite epsilon" in refused("train", "--algorithm", "fedavg", *DIGITS, "--out", "c")
+    assert "no finite ε" in refused("train", "--algorithm", "fedavg", *DIGITS, "--out", "c")
     assert "would bring" in refused("train", *NORMEC, "--rounds", 5, "--out", "c")
     assert not (tmp_path / "c").exists()
     assert "would bring" in refused("train", "--resume", "b")
@@ -112,7 +113,7 @@ def test_a_budget_can_be_set_before_the_first_run(run: Run, tmp_path: Path) -> N
         '[data]\ndataset = "digits"\nclients = 20\n'
     )
     out = well(run("budget", "set", "plan.toml", "--epsilon", 3, "--delta", 1e-6))
-    assert "/example) may spend ε = 3 at δ = 1e-6 in view 'models' in total; ε = 0 is" in out
+    assert "/example): ε = 3 at δ = 1e-6 in view 'models'. So far, ε = 0 is" in out
     shown = well(run("budget", "show"))
     assert "Data         digits, examples" in shown
     assert "ε = 0 of 3 at δ = 1e-6" in shown
@@ -191,10 +192,13 @@ def test_a_wrong_epsilon_ends_verify_with_one(run: Run, ledger: Path) -> None:
 def test_a_lost_head_is_written_anew_when_asked(run: Run, refused: Refused, ledger: Path) -> None:
     well(run("train", *NORMEC, "--rounds", 1, "--out", "a"))
     ledger.with_name(ledger.name + ".head").unlink()
-    assert "verify --anchor-anew" in refused("budget", "show")
-    well(run("budget", "verify", "--anchor-anew"))
+    assert "verify --trust-without-head" in refused("budget", "show")
+    well(run("budget", "verify", "--trust-without-head"))
     assert "the database was trusted without its .head" in well(run("budget", "history"))
     assert re.search("Trusted +once the database", well(run("budget", "verify")))
+    ledger.with_name(ledger.name + ".head").unlink()
+    well(run("budget", "verify", "--anchor-anew"))  # the earlier name of the option
+    assert re.search("Trusted +2 times the database", well(run("budget", "verify")))
 
 
 def test_ledgers_are_named_by_flag(run: Run, ledger: Path, tmp_path: Path) -> None:

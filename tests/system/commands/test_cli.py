@@ -477,7 +477,7 @@ BAD = {
     ),
     "a missing parameter": (
         ("--algorithm", "dp_norm_fedavg_qtdl"),
-        "needs clients; pass it with --set clients=",
+        "needs clients. Pass it with --set clients=",
     ),
     "an unknown data set": (("--dataset", "digit"), "'digit'"),
     "an unknown model": (("--model", "sofmax"), "Did you mean 'softmax'"),

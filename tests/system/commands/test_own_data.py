@@ -1,4 +1,4 @@
-"""A user's own data: whose an example is, what is said of made-up clients, and new accounts."""
+"""A user's own data: whose an example is, what is said of simulated clients, and new accounts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_clients_of_a_user_s_own_data_are_not_made_up_unasked(refused: Refused) 
     assert "--simulate-clients N" in said
     for flags in (("--clients", 5), ("--partition", "iid"), ("--data", "partition=shards")):
         said = refused("train", *IMAGES, *SGD, *flags)
-        assert "made-up clients" in said
+        assert (
+            "split over simulated clients, and a guarantee for them protects no real person" in said
+        )
         assert "--simulate-clients N" in said
     assert "simulate-clients" in refused("bench", *IMAGES, *FEDAVG[:2])
     assert "simulate-clients" in refused("plan", *IMAGES[:4], *FEDAVG)
@@ -114,7 +116,10 @@ def test_a_text_s_roles_are_not_dealt_out_unasked(tmp_path: Path) -> None:
     own = DataSettings(path=tmp_path / "roles.txt")
     assert load_data(own).clients == 3
     assert not load_data(own).origin.simulated
-    with pytest.raises(UserError, match="made-up clients"):
+    with pytest.raises(
+        UserError,
+        match="split over simulated clients, and a guarantee for them protects no real person",
+    ):
         load_data(own.model_copy(update={"partition": "iid"}))
     dealt = load_data(own.model_copy(update={"partition": "iid", "simulate_clients": 4}))
     assert dealt.origin.simulated

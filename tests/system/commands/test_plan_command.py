@@ -172,7 +172,7 @@ REFUSED = {
     ("--rate", "0"): "rate is 0.0",
     ("--rate", "nan"): "rate is nan",
     ("--cohort", "500"): "only 100",
-    ("--cohort", "5", "--rate", "0.5"): "pass one of them",
+    ("--cohort", "5", "--rate", "0.5"): "Pass one of them",
     ("--algorithm", "dp_fedavgg"): "Did you mean 'dp_fedavg'",
     ("--model", "softmaxx"): "Did you mean 'softmax'",
     ("--model", "softmax", "--dim", "5"): "Give one of them",

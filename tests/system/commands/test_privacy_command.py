@@ -94,7 +94,7 @@ BAD = {
     "nothing": ((), "Give all but one"),
     "all": (
         ("--epsilon", 1, "--noise-multiplier", 1, "--rounds", 1, "--rate", 0.1),
-        "all given. Remove the one to find",
+        "all given. Omit the one to compute",
     ),
     "two unknown": (("--epsilon", 1), "Give --rounds"),
     "rate and cohort": (

@@ -105,7 +105,7 @@ def test_removing_gives_no_epsilon_back_and_says_so(run: Run, runs: Path, ledger
     before = Ledger(ledger).head
     out = well(run("runs", "runs/e", "runs/b", "--remove", "--yes"))
     assert "Deleted runs/e." in out
-    assert "stays spent" in out
+    assert "does not refund their privacy spending: the ledger still counts it." in out
     assert not (runs / "e").exists()
     assert not (runs / "b").exists()
     assert (runs / "a").exists()
@@ -113,13 +113,13 @@ def test_removing_gives_no_epsilon_back_and_says_so(run: Run, runs: Path, ledger
 
 
 def test_removing_what_is_not_private_speaks_of_no_epsilon(run: Run, runs: Path) -> None:
-    assert "stays spent" not in well(run("runs", "runs/b", "--remove", "--yes"))
+    assert "refund" not in well(run("runs", "runs/b", "--remove", "--yes"))
 
 
 def test_what_is_not_a_run_s_is_left(run: Run, runs: Path) -> None:
     (runs / "a" / "thesis.tex").write_text("years of work")
     out = well(run("runs", "--algorithm", "dp_fedavg", "--state", "finished", "--remove", "--yes"))
-    assert "Deleted runs/a; kept, as not part of a run: thesis.tex." in out
+    assert "Deleted runs/a; kept files that are not part of a run: thesis.tex." in out
     assert (runs / "a" / "thesis.tex").read_text() == "years of work"
 
 
@@ -130,7 +130,7 @@ def test_what_is_not_a_run_s_is_left(run: Run, runs: Path) -> None:
         (("--state", "done"), "There is no state 'done'"),
         (("--min-accuracy", 80), "it must be between 0 and 1"),
         (("--max-epsilon", 0), "it must be above 0"),
-        (("--remove", "--json"), "pass one"),
+        (("--remove", "--json"), "Pass one"),
     ],
 )
 def test_bad_input_is_one_sentence(

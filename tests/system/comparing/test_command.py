@@ -199,7 +199,7 @@ def test_where_a_budget_has_no_room_nothing_is_played(
     with_budget(run, 0.7)
     before = Ledger(ledger).head
     said = refused("compare", *TWO, "--seeds", 3, "--out", "c")
-    assert re.search(r"The budget of 'digits', epsilon = 0.7 .* room for 2 of these 6 runs", said)
+    assert re.search(r"The budget of 'digits', ε = 0.7 .* room for 2 of these 6 runs", said)
     assert not (tmp_path / "c").exists()
     assert Ledger(ledger).head == before
 
@@ -321,7 +321,7 @@ def test_a_selection_that_a_budget_has_no_room_for_is_not_begun(
 ) -> None:
     with_budget(run, 0.7)
     said = refused("compare", *TWO, "--select-privately", "--expect", 8, "--out", "c")
-    assert "would bring what is spent on 'digits'" in said
+    assert "would bring the spending on 'digits'" in said
     assert not list((tmp_path / "c").glob("out-of-sight/draw-*"))
 
 
@@ -330,7 +330,7 @@ def test_a_selection_that_a_budget_has_no_room_for_is_not_begun(
     [
         (("--expect", 3), "--expect needs --select-privately"),
         (("--select-privately", "--expect", 0.5), "must be above 1"),
-        (("--select-privately", "--law", "uniform"), "There is no law 'uniform'"),
+        (("--select-privately", "--law", "uniform"), "There is no distribution 'uniform'"),
         (("--select-privately", "--law", "poisson", "--eta", 1), "both choose a distribution"),
         (("--select-privately", "--view", "sum"), "Use a private algorithm in view 'models'"),
         (("--seeds", 0), "no seeds to compare over"),
@@ -341,7 +341,7 @@ def test_a_selection_that_a_budget_has_no_room_for_is_not_begun(
         (("--grid", "rate=0.1,,0.2"), "a value is missing"),
         (("--grid", "rate=0.1", "--grid", "rate=0.2"), "names a parameter twice"),
         (("--resume", "nowhere"), "leave out all other settings"),
-        (("--grid", "rate=0.1,0.9"), "their own noise gives epsilon ="),
+        (("--grid", "rate=0.1,0.9"), "their own noise gives ε ="),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -402,7 +402,7 @@ def test_runs_on_other_data_or_at_another_budget_are_refused(
     less = ("--dataset", "digits", "--clients", 20, "--rounds", 3, "--noise-multiplier", 5.0)
     well(run("train", "--algorithm", "dp_fedavg", *less, *SMALL[8:], "--out", "n"))
     said = refused("compare", compared[0] / "dp_fedavg-s0", "n")
-    assert "their own noise gives epsilon =" in said
+    assert "their own noise gives ε =" in said
 
 
 def test_a_run_alone_on_two_threads_gives_the_same_bytes_as_in_a_comparison(

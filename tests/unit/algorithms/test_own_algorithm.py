@@ -148,7 +148,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "a wrong kind behind a star": ("dp_half", {"steps": 1.5}, "steps is 1.5; it must be a whole"),
     "a parameter that nobody takes": ("dp_half", {"stepz": 1}, "dp_fedavg: .*argument 'stepz'"),
     "the stars themselves": ("needy", {"norm": 1.0, "options": 1}, "named 'options'"),
-    "a needed one left out": ("needy", {}, "needs norm; pass it with --set norm="),
+    "a needed one left out": ("needy", {}, "needs norm. Pass it with --set norm="),
     "one that raises": ("broken", {}, "failed with KeyError"),
     "one that gives something else": ("lying", {}, "returned a int, not a fedveil.Recipe"),
     "a class in a function": ("local_class", {}, "Move it to the top level of a module"),

@@ -114,8 +114,8 @@ def test_the_notes_say_what_all_cost_and_what_choosing_means() -> None:
     said = dict(notes(compared(*found), found, ACCURACY, COST))
     assert said["Total cost"] == (
         "all 12 runs together have spent ε = 12.7 at δ = 1e-5 in view 'models' (zero-out); with 2 "
-        "earlier runs on these data, ε = 13, by the ledger. This is for information only: a "
-        "guarantee needs a budget set before the runs."
+        "earlier runs on these data, ε = 13, according to the ledger. This is for information "
+        "only: a guarantee needs a budget set before the runs."
     )
     assert "costs their composed ε" in said["Choosing"]
     assert "paired t-test" in said["Marks"]

@@ -255,7 +255,7 @@ def test_declared_categories_and_classes(tmp_path: Path) -> None:
     assert table.dataset.train.labels.tolist() == [1, 0, 1, 0, 1]
     assert table.dataset.class_names == ("1", "0")
     assert table.dataset.origin.exclusions == ()
-    assert "Left out 1 rows whose 'y' is none of the classes." in table.dataset.notes
+    assert "Left out 1 rows whose 'y' is not one of the classes." in table.dataset.notes
 
 
 def test_missing_numbers_get_the_mean_and_an_indicator(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_numbers_are_read_and_other_cells_are_left_out(costs: Path) -> None:
     assert data.classes == 1
     assert data.train.labels[:].dtype == torch.float32
     assert len(data.train) + len(data.test) == 78
-    assert any("1 rows whose 'cost' is no number" in note for note in data.notes)
+    assert any("1 rows whose 'cost' is not a number" in note for note in data.notes)
     assert not data.origin.exclusions
 
 

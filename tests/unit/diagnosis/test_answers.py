@@ -27,7 +27,7 @@ def test_one_answer_for_every_example_is_told_with_its_counts() -> None:
     found = ONE_CLASS(run([[7_847, 0], [153, 0]]))
     assert found is not None
     assert found.evidence == (
-        "the model answers 'no' for every one of 8,000 test examples. It misses 153 of 153 "
+        "the model predicts 'no' for every one of 8,000 test examples. It misses 153 of 153 "
         "examples of 'yes'. Its accuracy of 98.1% is only the share of 'no'"
     )
     assert found.command == "--loss 'cross_entropy(weights=[1,51])'"
@@ -86,7 +86,7 @@ def test_an_interval_over_the_baseline_is_useless() -> None:
 def test_it_is_the_verdict_of_a_real_run_and_of_an_old_one(tmp_path: Path) -> None:
     train(algorithms.fedavg(), rare(), rounds=3, save=tmp_path / "a", metric="auc")
     found = diagnose(tmp_path / "a")
-    assert found.verdict().startswith("The model answers '0' for every one of 600 test examples.")
+    assert found.verdict().startswith("The model predicts '0' for every one of 600 test examples.")
     assert found.useless[0] is found.wrong[0]
     summary = tmp_path / "a/summary.json"
     new, known = read(tmp_path / "a").evaluation, summary.read_text()

@@ -392,7 +392,7 @@ def test_statements_promise_what_is_enforced(tmp_path: Path) -> None:
     text = stated(founded(tmp_path, some).agreement).text()
     assert "or more rounds" not in text
     assert "up to its own ε, which then holds" in text
-    assert "If the server draws participants fairly, which nobody checks" in text
+    assert "If the server samples participants fairly, which is not verified in this view" in text
     bare = replace(
         founded(tmp_path / "bare", PLAIN).agreement, recipe=replace(PLAIN, view="messages")
     )

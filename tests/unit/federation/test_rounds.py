@@ -106,7 +106,10 @@ def test_a_served_run_is_saved_stated_and_charged_like_any_other(tmp_path: Path)
     assert result.records[0].signal is None
     text = (made.directory / "run" / "privacy.txt").read_text()
     assert made.agreement.hash[:16] in text
-    assert "up to 1 of all clients may collude" in text
+    assert (
+        "Up to 1 of all clients may collude with the server. No client reveals a sum of fewer"
+        in text
+    )
     assert "Drawn as integers from the operating system's randomness" in text
     assert SavedRun(made.directory / "run").rows
     assert people[0].spent() == pytest.approx(result.guarantee.epsilon, rel=1e-6)

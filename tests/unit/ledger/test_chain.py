@@ -176,7 +176,7 @@ def test_a_ledger_without_its_head_is_refused_until_it_is_trusted(
     path: Path, harm: Callable[[Path], object]
 ) -> None:
     harm(head(path))
-    with pytest.raises(UserError, match="verify --anchor-anew"):
+    with pytest.raises(UserError, match="verify --trust-without-head"):
         Chain(path)
     trusted = Chain(path, trusting=True)
     trusted.anchor_anew()

@@ -109,10 +109,10 @@ def test_the_last_affordable_round_is_allowed_and_the_next_is_not(books: Ledger)
     with pytest.raises(BudgetError) as refusal:
         session.reserve(affordable)
     assert str(refusal.value).startswith(
-        f"Round {affordable + 1} of dp_fedavg was not run: it would bring what is spent on "
-        "'blobs' to epsilon = 3."
+        f"Round {affordable + 1} of dp_fedavg was not run: it would bring the spending on "
+        "'blobs' to ε = 3."
     )
-    assert "The budget is epsilon = 3 at delta = 1e-5 in view 'models'" in str(refusal.value)
+    assert "The budget is ε = 3 at δ = 1e-5 in view 'models'" in str(refusal.value)
 
 
 def test_a_plan_that_is_affordable_is_played_to_its_end(books: Ledger) -> None:
@@ -453,7 +453,7 @@ def test_without_noise_nothing_is_trained_on_a_budget(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(BudgetError, match=r"no finite epsilon, since updates are not clipped"):
+    with pytest.raises(BudgetError, match=r"no finite ε, since updates are not clipped"):
         train(plain_recipe, blobs, rounds=1)
     with pytest.raises(UserError, match="without noise would not be charged to it"):
         train(replace(POISSON, bound=ProbedClip()), blobs, rounds=1)
@@ -474,7 +474,7 @@ def test_a_run_without_noise_that_goes_on_does_not_spoil_a_budget_for_ever(
               watch=lambda *_: next(stopping))  # fmt: skip
     books = open_ledger(ledger)
     books.grant(account_of(blobs), "models", Budget(3.0, DELTA), "blobs", blobs.contents())
-    with pytest.raises(BudgetError, match="no finite epsilon"):
+    with pytest.raises(BudgetError, match="no finite ε"):
         resume(prepare(plain_recipe, blobs, rounds=9), tmp_path / "a")
     books.sync()
     assert books.spent(account_of(blobs), "models", DELTA) == 0.0
@@ -550,7 +550,7 @@ def test_a_refused_training_does_not_step_on_unrecorded(
 ) -> None:
     training = prepare(plain_recipe, blobs, rounds=1)
     for _ in range(2):
-        with pytest.raises(BudgetError, match="no finite epsilon"):
+        with pytest.raises(BudgetError, match="no finite ε"):
             training.step()
 
 

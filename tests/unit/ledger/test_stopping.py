@@ -170,7 +170,7 @@ def test_a_summary_that_tells_nothing_of_the_plan_is_not_believed(
     summary["privacy"]["views"]["models"]["epsilon"] = planned_epsilon(RECIPE, blobs, 3)
     file.write_text(json.dumps(summary))
     assert (listed(path).epsilon, listed(path).untold) == (None, True)
-    assert "not of those planned" in load_run(path).guarantee["sentence"]
+    assert "not of the planned rounds" in load_run(path).guarantee["sentence"]
     again = json.loads(run("privacy", str(path), "--json").out)
     assert again["views"]["models"]["epsilon"] == planned_epsilon(RECIPE, blobs, 9)
 
@@ -240,7 +240,7 @@ def test_a_run_s_own_epsilon_limits_it_whatever_its_crashes_depended_on(
     said = end.value.result.guarantee
     assert said.epsilon == 4.0
     assert said.course.limited
-    assert "ε limits the run, whenever rounds are lost" in said.sentence()
+    assert "This ε limits the run, no matter when rounds are lost" in said.sentence()
     assumed = dict(end.value.result.statement.entries())["Assumptions"]
     assert "view models needs no such assumption" in assumed
     assert training.session is not None
@@ -299,7 +299,7 @@ def test_a_budget_refuses_data_whose_encoding_was_read_from_them(
     account = Account(fitted.fingerprint(), "client")
     books.grant(account, "models", Budget(200.0, DELTA), "blobs", "contents")
     refused = (
-        "no finite epsilon.*since the means and deviations of age were read from these data "
+        "no finite ε.*since the means and deviations of age were read from these data "
         "without noise .declare public ranges, categories and classes instead."
     )
     with pytest.raises(BudgetError, match=refused):

@@ -175,7 +175,7 @@ def _has(name: str) -> bool:
 def test_wrong_targets_are_refused_with_the_names_there_are() -> None:
     with pytest.raises(UserError, match=r"no linear layer 'query'.*attention, contract, expand"):
         lora(base(), 2, ["query"])
-    with pytest.raises(UserError, match="no linear layer inside"):
+    with pytest.raises(UserError, match="no linear layer that can be adapted"):
         lora(nn.Sequential(nn.ReLU()), 2)
     with pytest.raises(UserError, match="rank is 0"):
         lora(base(), 0)

@@ -207,7 +207,7 @@ def test_two_losses_of_the_same_name_do_not_share_noise() -> None:
         ("cross_entropy(weights=[1, 2, 3, 4, 0])", "Give positive numbers"),
         ("cross_entropy(weight=[1])", "Did you mean 'weights'"),
         ("focal(gamma=)", "cannot be read"),
-        ("focal(gamma='a')", "is no number"),
+        ("focal(gamma='a')", "is not a number"),
         ("nowhere:loss", "no module 'nowhere'"),
         (7, "loss is 7"),
     ],

@@ -145,7 +145,7 @@ def test_who_takes_part_is_not_hidden_and_zero_out_is_covered() -> None:
     assert "banded square root, 3 bands" in text
     assert "Adjacency: zero-out" in text
     assert "who takes part stays secret" not in text
-    assert "keeps the participations of a client apart" in text
+    assert "enforces the separation between the participations of a client" in text
     assert "The run's checkpoint, which contains past noise." in text
 
 

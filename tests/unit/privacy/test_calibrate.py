@@ -180,7 +180,7 @@ def test_settled_recipes_keep_their_noise_or_are_refused() -> None:
     assert calibrated(recipe, case.budget, case.rounds, DIM, CLIENTS) is recipe
     assert calibrated(case.recipe, case.budget, case.rounds, DIM, CLIENTS) == recipe
     with pytest.raises(
-        UserError, match=r"spends epsilon = 4\.07 in 31 rounds, more than the budget of 4"
+        UserError, match=r"spends ε = 4\.07 in 31 rounds, more than the budget of 4"
     ):
         calibrated(recipe, case.budget, case.rounds + 1, DIM, CLIENTS)
     with pytest.raises(UserError, match="noise of alpha_normec is not calibrated"):

@@ -326,7 +326,7 @@ def _no_rounds(path: Path) -> None:
 @pytest.mark.parametrize(
     ("what", "sentence"),
     [
-        ("nothing", "There is no"),
+        ("nothing", "run does not exist. Name the directory of a run"),
         ("no recipe", "is not a run, because it has no recipe.toml"),
         ("half a recipe", "recipe.toml is damaged"),
         ("no summary", "the run has not ended"),
@@ -337,7 +337,7 @@ def _no_rounds(path: Path) -> None:
         ("half the clients", "clients.parquet is damaged"),
         ("half an evaluation", "evaluation.json is damaged"),
         ("newer", "was written by fedveil 9.1.0, which is newer than the installed"),
-        ("no rounds", "has played no rounds"),
+        ("no rounds", "has completed no rounds, so there is nothing to report"),
         ("half a comparison", "has ended yet. Resume it with `fedveil compare --resume"),
         ("spoilt comparison", "it names no runs"),
     ],
@@ -352,7 +352,7 @@ def test_what_cannot_be_told_is_refused(
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"epsilon": 3.0}, "their budgets differ: (5, 1e-05) towards view models, and (3, 1e-05)"),
+        ({"epsilon": 3.0}, "their budgets differ: (5, 1e-5) in view models, and (3, 1e-5)"),
         (
             {"population": 200},
             "300 clients (fingerprint 5f5f5f5f5f5f…), and fashion-mnist with 200",

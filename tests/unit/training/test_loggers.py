@@ -66,7 +66,7 @@ def test_a_logger_of_your_own_gets_facts_and_rounds() -> None:
 
 def test_what_is_no_logger_is_refused() -> None:
     for wrong in ("logs", TensorBoard):
-        with pytest.raises(UserError, match="is no logger"):
+        with pytest.raises(UserError, match="is not a logger"):
             train(algorithms.fedavg(), rare(), rounds=1, log=[wrong])  # type: ignore[list-item]
 
 

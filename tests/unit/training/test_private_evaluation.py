@@ -266,7 +266,7 @@ def test_examples_are_their_own_units() -> None:
 def test_made_up_clients_own_test_examples_in_turn() -> None:
     data = replace(population(owners=False), origin=Origin(simulated=True))
     assert data.test_units().tolist() == [k % CLIENTS for k in range(TESTED)]
-    assert "dealt to the made-up clients" in trained(data).statement.text()
+    assert "assigned to the simulated clients" in trained(data).statement.text()
 
 
 @pytest.mark.parametrize(

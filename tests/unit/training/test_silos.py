@@ -448,7 +448,7 @@ def test_a_plan_is_that_of_one_silo() -> None:
     assert (found.silos.count, found.silos.rounds, found.silos.steps) == (8, 3, 5)
     assert found.guarantee.unit == "record"
     text = dict(lines(found))
-    assert "one of 8 silos by itself" in text["Silos"]
+    assert "the figures below are for one of 8 silos" in text["Silos"]
     assert "20 of 200 records of a silo per step, 5 steps in each of 3 rounds" in text["Plan"]
     assert "pilot" not in text["Updates"]
 

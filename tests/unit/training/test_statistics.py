@@ -90,7 +90,7 @@ def test_a_release_is_charged_once_and_a_budget_refuses_more(tmp_path: Path) -> 
     assert np.isinf(books.spent(account, "messages", first.delta))
     books.grant(account, "models", Budget(1.5, first.delta), "table", "0" * 64)
     books.close()
-    with pytest.raises(BudgetError, match="would bring what is spent"):
+    with pytest.raises(BudgetError, match="would bring the spending on 'table' to ε"):
         asked(tmp_path, 1.0, **given, seed=1)
     books = Ledger(tmp_path / "l.sqlite")
     assert verify(books).problems == []
