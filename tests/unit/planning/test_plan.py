@@ -193,7 +193,7 @@ def test_the_lines_of_a_capped_plan_say_means_and_bounds(monkeypatch: pytest.Mon
     made, bound = told(replace(BASE, cohort=Twenty(cap=3)), monkeypatch)
     assert "dp_fedavg: at most 15 of 100 clients per round on average (20 in round 1" in bound
     assert "over the run is at most" in bound
-    assert "at most 39 kB up per round, at most 780 kB in the run" in bound
+    assert "at most 39 kB up per round, at most 780 kB in total" in bound
     assert not made.plain()["participants_exact"]
 
 
