@@ -17,6 +17,7 @@ from fedveil.engines.asking import (
     affine_of,
     bound_after,
     bound_at,
+    called,
     cohort_after,
     copied,
     descent_of,
@@ -31,6 +32,7 @@ from fedveil.engines.asking import (
     of_each,
     output_after,
     plan_of,
+    width_of,
     workers_of,
 )
 from fedveil.engines.bounding import bounded_rows, by_rows, quantized_row, scales_of
@@ -113,8 +115,8 @@ def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> 
     }
     if recipe.cohort.cap is not None and foreign(recipe.cohort):
         parts[LOOP] = {"taken": torch.zeros(data.clients, dtype=torch.int64)}
-    width = recipe.memory.width(len(x))
-    memory = ClientMemory(data.clients, width) if recipe.memory.kept else None
+    kept = recipe.memory.kept
+    memory = ClientMemory(data.clients, width_of(recipe.memory, len(x))) if kept else None
     return State(0, x, parts, memory)
 
 
@@ -152,7 +154,12 @@ def rehearse(recipe: Recipe, state: State, data: Federated) -> None:
         client_message(recipe, state, data, engine, key, 0, before)
     kind = torch.float64 if recipe.wire(len(state.x), clients) is None else torch.int64
     total = Total(torch.zeros(len(state.x), dtype=kind))
-    conclude_round(recipe, state, total, cohort, len(cohort), clients, key)
+    after, _ = conclude_round(recipe, state, total, cohort, len(cohort), clients, key)
+    if foreign(recipe.server) and state.x.isfinite().all() and not after.x.isfinite().all():
+        raise UserError(
+            f"{called(recipe.server)} returned a model that is not finite for finite noise. Return "
+            "a finite model."
+        )
 
 
 def run_round(

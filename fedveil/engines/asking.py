@@ -23,7 +23,7 @@ from fedveil.accounting.norms import Limits, Norms
 from fedveil.errors import UserError, told
 from fedveil.models.side_effects import refusing_draws
 from fedveil.parts.bound import Bound
-from fedveil.parts.checks import number
+from fedveil.parts.checks import count, number
 from fedveil.parts.cohort import Cohort
 from fedveil.parts.local import Local, LocalPlan
 from fedveil.parts.memory import Memory
@@ -151,7 +151,7 @@ def refuse_unsaved(part: Part, state: object) -> None:
     for name, leaf in state.items():
         if not isinstance(name, str) or not isinstance(leaf, Tensor):
             raise UserError(
-                f"{called(part)} keeps {told(name)} as {told(leaf)} in its state. Keep a tensor "
+                f"{called(part)} keeps {told(name)} as {_seen(leaf)} in its state. Keep a tensor "
                 "under a name, such as {'rounds': torch.tensor(0)}."
             )
         plain = leaf.layout == torch.strided and leaf.device.type == "cpu"
@@ -220,6 +220,13 @@ def cohort_after(cohort: Cohort, state: Tensors, drawn: np.ndarray) -> Tensors:
     return next_state(cohort, state, ask(cohort, "step", state, drawn.copy()))
 
 
+def width_of(memory: Memory, dim: int) -> int:
+    """How many numbers a client keeps."""
+    found: int = ask(memory, "width", dim)
+    count(called(memory), "width", found)
+    return found
+
+
 def workers_of(memory: Memory, cohort: np.ndarray, population: int) -> np.ndarray:
     """The clients that work in a round, a set with the cohort in it."""
     found = _a_set(memory, ask(memory, "workers", cohort.copy(), population), population)
@@ -253,6 +260,7 @@ def plan_of(local: Local, size: Tensor, round: int, rng: np.random.Generator) ->
     """The plan of one client, with its own examples only."""
     if not foreign(local):
         return local.plan(size[None], round, rng)
+    rate_of(local, round)  # `plan` may rely on it
     plan = ask(local, "plan", size[None], round, rng)
     if not isinstance(plan, LocalPlan):
         raise refused(local, plan, "a LocalPlan")
@@ -281,15 +289,20 @@ def _fits(index: object, rates: object) -> bool:
     return bool((rates.isfinite() & (rates >= 0)).all())
 
 
-def affine_of(report: Report, local: Local, round: int) -> tuple[float, float]:
-    """(scale, share) of a round's updates."""
-    rate = ask(local, "rate", round)
-    if not number(rate) or not 0 <= rate < math.inf:
+def rate_of(local: Local, round: int) -> float:
+    """The rate by which updates of a round are divided."""
+    found: float = ask(local, "rate", round)
+    if not number(found) or not 0 <= found < math.inf:
         raise UserError(
-            f"{called(local)} has the rate {told(rate)} in round {round + 1}. Return a number of "
+            f"{called(local)} has the rate {told(found)} in round {round + 1}. Return a number of "
             "at least 0 from `rate`."
         )
-    found = ask(report, "affine", rate)
+    return found
+
+
+def affine_of(report: Report, local: Local, round: int) -> tuple[float, float]:
+    """(scale, share) of a round's updates."""
+    found = ask(report, "affine", rate_of(local, round))
     pair = isinstance(found, tuple) and len(found) == 2
     if not pair or not all(number(each) and math.isfinite(each) for each in found):
         raise refused(report, found, "two finite numbers, (scale, share), from `affine`")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -29,6 +30,7 @@ from tests.contracts.test_own_parts import (
     prepared,
 )
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.engines import test_asking as asked
 from tests.unit.parts import test_server
 
 
@@ -223,6 +225,30 @@ MUTATIONS = [
         returning(asking, "copied", lambda value: value),
         "check_neighbours",
         lambda: check_neighbours(hostile.BROKEN["bound with a buffer"]),
+    ),
+    Mutation(
+        "a server step in the tensors of the loop",
+        line(asking, "ask", ("(*copied(given))", "(*given)")),
+        "test_a_part_that_writes_to_what_it_is_given_changes_nothing_else",
+        lambda: asked.test_a_part_that_writes_to_what_it_is_given_changes_nothing_else("server"),
+    ),
+    Mutation(
+        "an answer that the part still holds",
+        line(asking, "ask", ("return copied(getattr", "return (getattr")),
+        "test_a_part_keeps_no_tensor_of_the_loop",
+        asked.test_a_part_keeps_no_tensor_of_the_loop,
+    ),
+    Mutation(
+        "noise in float32",
+        returning(asking, "refuse_unfit_noise", lambda noise, drawn, dim: None),
+        "noise of few digits",
+        lambda: refused(noise=asked.WRONG["noise in float32"][0].noise),
+    ),
+    Mutation(
+        "a draw from a global random generator",
+        returning(asking, "refusing_draws", lambda part: contextlib.nullcontext()),
+        "test_every_part_is_held_to_its_own_stream",
+        lambda: refused(bound=asked.DRAWING["Bound"].bound),
     ),
     Mutation(
         "a bound of a round that does not adapt",
