@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from fedveil.errors import HUGE, UserError, told
+
+
+def same_draws(draw: Callable[[np.random.Generator], Any]) -> bool:
+    """Whether equal streams give equal numbers: a draw depends on its stream and nothing else.
+
+    >>> same_draws(lambda rng: rng.normal(size=3)), same_draws(lambda rng: np.random.normal(size=3))
+    (True, False)
+    """
+
+    def drawn() -> tuple[tuple[int, ...], bytes]:
+        found = np.asarray(draw(np.random.default_rng(0)))
+        return found.shape, found.tobytes()
+
+    return drawn() == drawn()
 
 
 def check(part: object, field: str, value: object, holds: bool, wanted: str) -> None:

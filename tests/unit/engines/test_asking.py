@@ -198,6 +198,7 @@ scaled = with_odd("bound", Clip, "scale", 0.7)
 bounded = with_odd("bound", Clip, "rows", 0.7, radial=False)
 adapted = with_odd("bound", AdaptiveClip, "at", 0.7, joined=AdaptiveClip.joined)
 followed = with_odd("bound", AdaptiveClip, "step", 0.7, joined=AdaptiveClip.joined)
+norms = with_odd("quantize", StochasticRound, "norms", 16)
 rounding = with_odd("quantize", StochasticRound, "__call__", 16)
 planned = with_odd("local", SGD, "plan", Constant(0.1), 1)
 rated = with_odd("local", SGD, "rate", Constant(0.1), 1)
@@ -212,6 +213,7 @@ WHOLE = torch.zeros(1, 1, 1, dtype=torch.int64)
 NUMBERS = r"Return a tensor of shape \(6,\)"
 
 WRONG: dict[str, tuple[Recipe, str]] = {
+    "no norms": (norms(0.7), r"Odd declares 0\.7 as its norms\. Return Norms"),
     "a list of clients": (cohort([0, 1]), r"Cohort Odd drew \[0, 1\] of 8 clients\. Return each"),
     "no clients": (cohort(None), "drew None of 8 clients"),
     "clients as a tensor": (cohort(torch.arange(2)), r"drew a tensor of shape \(2,\)"),
@@ -295,6 +297,15 @@ def test_a_wrong_answer_is_refused_before_a_round_is_charged(name: str) -> None:
     data = people(CLIENTS)
     with pytest.raises(UserError, match=words):
         rehearse(recipe, begin(recipe, torch.zeros(DIM), data, 1, 0), data)
+
+
+@pytest.mark.parametrize("share", [math.nan, math.inf])
+def test_a_model_that_is_not_finite_is_refused_before_a_round_is_charged(
+    share: float, blobs: Federated
+) -> None:
+    recipe = server(lambda x, descent, state, round: (x + share, state))
+    with pytest.raises(UserError, match="Server Odd returned a model that is not finite"):
+        prepare(recipe, blobs, rounds=1)
 
 
 @pytest.mark.parametrize("expected", [0, 0.0, -1.0, math.nan, math.inf, None, "2"], ids=repr)

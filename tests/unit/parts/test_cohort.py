@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -11,6 +13,16 @@ from fedveil.errors import UserError
 from fedveil.parts.cohort import Everyone, FixedSize, Poisson
 
 RELEASE = events.GaussianRelease(2.0)
+
+
+@pytest.mark.parametrize("number", [2.0, np.int64(2), "2", True, None, 10**400], ids=str)
+def test_a_size_and_a_cap_are_ints(number: Any) -> None:
+    wrong = r"it must be a whole number \(int\), at least 1"
+    with pytest.raises(UserError, match=f"FixedSize: clients is .*; {wrong}"):
+        FixedSize(number)
+    if number is not None:
+        with pytest.raises(UserError, match=f"Poisson: cap is .*; {wrong}"):
+            Poisson(0.5, cap=number)
 
 
 def test_everyone_comes_and_nothing_is_gained() -> None:
