@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil import loop
@@ -17,7 +18,7 @@ from fedveil.errors import UserError
 from fedveil.parts import bound, memory, noise, part, server
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
-from fedveil.testing import check_bound, check_memory, check_server
+from fedveil.testing import check_bound, check_memory, check_noise, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
 from tests.contracts import test_hostile_parts as hostile
 from tests.contracts.test_own_parts import (
@@ -249,6 +250,12 @@ MUTATIONS = [
         returning(asking, "refusing_draws", lambda part: contextlib.nullcontext()),
         "test_every_part_is_held_to_its_own_stream",
         lambda: refused(bound=asked.DRAWING["Bound"].bound),
+    ),
+    Mutation(
+        "noise that no stream repeats",
+        returning(noise, "normals", lambda dim, rng: np.random.default_rng().normal(size=dim)),
+        "check_noise",
+        lambda: check_noise(noise.Gaussian(2.0)),
     ),
     Mutation(
         "a bound of a round that does not adapt",
