@@ -66,10 +66,10 @@ def of_each(
     One from outside sees copies of one client's rows at a time. By default, an answer has the shape
     of the first of them.
     """
-    if not foreign(part) or not len(rows[0]):
+    if not foreign(part):
         return function(*rows)
     shape = rows[0].shape[1:] if width is None else (width,)
-    found = []
+    found = [rows[0].new_zeros((0, *shape))]
     with held_to_its_stream(part):
         for each in zip(*rows, strict=True):
             answer = function(*(row[None].clone() for row in each))

@@ -36,7 +36,7 @@ def scales_of(norms: Tensor, bound: Bound, limit: Norms) -> Tensor:
     scales = of_each(bound, bound.scale, finite)
     if foreign(bound):
         largest = in_range(MARGIN * limit.l2 / finite.clamp_min(TINY))
-        scales = scales.nan_to_num(0.0).clamp(-largest, largest)
+        scales = scales.to(finite.dtype).nan_to_num(0.0).clamp(-largest, largest)
     return torch.where(sound, scales, 0.0)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
+from fedveil.engines.asking import of_each
 from fedveil.errors import UserError
 from fedveil.loop import begin, rehearse, run_round
 from fedveil.parts import (
@@ -35,6 +36,7 @@ from fedveil.parts.report import Difference, PseudoGradient
 from fedveil.parts.schedule import Constant
 from fedveil.parts.server import LastIterate, Momentum
 from fedveil.recipe import Recipe
+from fedveil.testing.recipes import check_neighbours
 from fedveil.testing.replay import Scripted, normal_answers, people
 from fedveil.training.checkpoint import write_round
 from fedveil.training.prepare import prepare
@@ -313,6 +315,17 @@ def test_a_denominator_is_a_number_above_zero(expected: Any, blobs: Federated) -
     part = odd(Poisson, 0.5, expected=lambda self, n: expected)
     with pytest.raises(UserError, match=r"Cohort Odd expects .* Return a number above 0"):
         prepare(replace(RECIPE, cohort=part), blobs, rounds=1)
+
+
+def test_a_part_is_not_asked_about_nobody() -> None:
+    part = odd(Clip, 0.7, rows=lambda self, rows: torch.ones(3, DIM), radial=False)
+    assert of_each(part, part.rows, torch.zeros(0, DIM)).shape == (0, DIM)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float16, torch.float32])
+def test_scales_of_any_real_type_are_held_to_the_norms(kind: torch.dtype) -> None:
+    part = odd(Clip, 0.7, scale=lambda self, norms: torch.ones(1, dtype=kind))
+    check_neighbours(replace(RECIPE, bound=part))
 
 
 # States
