@@ -13,15 +13,29 @@ from torch import Tensor
 
 from fedveil.accounting.norms import Limits
 from fedveil.data.federated import Federated
-from fedveil.engines.bounding import (
-    bounded_rows,
-    by_rows,
+from fedveil.engines.asking import (
+    affine_of,
+    bound_after,
+    bound_at,
+    called,
+    cohort_after,
+    copied,
+    descent_of,
+    direction_of,
+    draw_of,
+    expected_of,
+    first_state,
+    held_to_its_stream,
+    model_after,
+    noise_of_client,
+    noise_of_round,
     of_each,
-    own_noise,
-    quantized_row,
-    refuse_other_shape,
-    scales_of,
+    output_after,
+    plan_of,
+    width_of,
+    workers_of,
 )
+from fedveil.engines.bounding import bounded_rows, by_rows, quantized_row, scales_of
 from fedveil.engines.dropout import Coins
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.seen import Seen, direction
@@ -33,7 +47,7 @@ from fedveil.parts.bound import Bound
 from fedveil.parts.cohort import Cohort
 from fedveil.parts.local import Local, LocalPlan
 from fedveil.parts.memory import ClientMemory
-from fedveil.parts.part import Begin, Part, Tensors, foreign
+from fedveil.parts.part import Begin, Tensors, foreign
 from fedveil.parts.quantize import by_message
 from fedveil.random.streams import Key, derived, stream
 from fedveil.recipe import Recipe
@@ -93,21 +107,59 @@ class Info:
 
 def begin(recipe: Recipe, x: Tensor, data: Federated, rounds: int, key: Key) -> State:
     """The state before the first round."""
-    public = recipe.cohort.expected(data.clients), recipe.noise_of_mean(len(x), data.clients)
+    expected = expected_of(recipe.cohort, data.clients)
+    public = expected, recipe.noise_of_mean(len(x), data.clients)
     parts = {
-        slot: part.initial_state(Begin(x, data.clients, rounds, _first_stream(key, slot), *public))
+        slot: first_state(part, Begin(x, data.clients, rounds, _first_stream(key, slot), *public))
         for slot, part in recipe.parts.items()
     }
     if recipe.cohort.cap is not None and foreign(recipe.cohort):
         parts[LOOP] = {"taken": torch.zeros(data.clients, dtype=torch.int64)}
-    width = recipe.memory.width(len(x))
-    memory = ClientMemory(data.clients, width) if recipe.memory.kept else None
+    kept = recipe.memory.kept
+    memory = ClientMemory(data.clients, width_of(recipe.memory, len(x))) if kept else None
     return State(0, x, parts, memory)
 
 
 def _first_stream(key: Key, slot: str) -> np.random.Generator:
     """The random stream for a part's initial state, which no round draws from."""
     return stream(key, 0, slot if slot == "output" else f"first {slot}")  # output: as in 0.1
+
+
+@dataclass
+class _Ones:
+    """An engine whose clients answer 1 in every coordinate, without a look at their examples."""
+
+    name: str = "ones"
+    group_size: int = 1
+    least_group: int = 1
+
+    def updates(self, x: Tensor, group: Group) -> DenseUpdates:
+        """y_i − x = 1."""
+        return DenseUpdates(torch.ones(len(group.clients), len(x)))
+
+
+def rehearse(recipe: Recipe, state: State, data: Federated) -> None:
+    """Refuse a recipe whose user-defined parts cannot compute a round, before it is charged.
+
+    One client's message and the second half of a round are computed from made-up updates, with
+    random streams that no round uses, and forgotten.
+    """
+    if not recipe.foreign or recipe.in_silos:
+        return
+    key, clients, engine = "rehearsal", data.clients, _Ones()
+    cohort = cohort_of(recipe, state, clients, key)
+    workers_of(recipe.memory, cohort, clients)
+    if not recipe.by_record:
+        before = None if state.memory is None else torch.zeros(state.memory.width)
+        client_message(recipe, state, data, engine, key, 0, before)
+    kind = torch.float64 if recipe.wire(len(state.x), clients) is None else torch.int64
+    total = Total(torch.zeros(len(state.x), dtype=kind))
+    after, _ = conclude_round(recipe, state, total, cohort, len(cohort), clients, key)
+    if foreign(recipe.server) and state.x.isfinite().all() and not after.x.isfinite().all():
+        raise UserError(
+            f"{called(recipe.server)} returned a model that is not finite for finite noise. Return "
+            "a finite model."
+        )
 
 
 def run_round(
@@ -144,8 +196,7 @@ def run_round(
 def cohort_of(recipe: Recipe, state: State, population: int, key: Key) -> np.ndarray:
     """The cohort of this round: a set of clients below their participation cap."""
     cohort, kept = recipe.cohort, state.parts["cohort"]
-    drawn = cohort.draw(population, stream(key, state.round, "cohort"), kept)
-    _refuse_repeated(cohort, drawn, population)
+    drawn = draw_of(cohort, population, stream(key, state.round, "cohort"), kept)
     if cohort.cap is not None and (_taken(recipe, state)[drawn] >= cohort.cap).any():
         raise UserError(
             f"Cohort {type(cohort).__name__} drew a client in more rounds than its cap of "
@@ -161,22 +212,10 @@ def _taken(recipe: Recipe, state: State) -> Tensor:
 
 def _after_draw(recipe: Recipe, parts: dict[str, Tensors], drawn: np.ndarray) -> dict[str, Tensors]:
     """The state of the cohort after a draw, and the loop's own count."""
-    after = {"cohort": recipe.cohort.step(parts["cohort"], drawn.copy())}
+    after = {"cohort": cohort_after(recipe.cohort, parts["cohort"], drawn)}
     if LOOP in parts:
         after[LOOP] = Cohort.step(recipe.cohort, parts[LOOP], drawn)
     return after
-
-
-def _refuse_repeated(part: Part, drawn: np.ndarray, population: int) -> None:
-    """Refuse a draw with repeated clients, which would count twice in the sum."""
-    listed = drawn.ndim == 1 and drawn.dtype.kind == "i"  # differences of unsigned ones wrap around
-    inside = listed and (not len(drawn) or (drawn[0] >= 0 and drawn[-1] < population))
-    if inside and (np.diff(drawn) > 0).all():
-        return
-    raise UserError(
-        f"{type(part).__name__} drew {drawn[:8]} of {population} clients. Return each index below "
-        f"{population} at most once, in ascending order."
-    )
 
 
 def conclude_round(
@@ -194,22 +233,22 @@ def conclude_round(
     """
     k, x, kept = state.round, state.x, dict(state.parts)
     bound = bound_of(recipe, state)
-    denominator = recipe.cohort.expected(population)
+    denominator = expected_of(recipe.cohort, population)
     message = total.message or recipe.message(len(x), bound)
     rng = stream(key, k, "noise")
-    noise, kept["noise"] = recipe.noise.step(message, came, denominator, rng, kept["noise"])
-    refuse_other_shape(recipe.noise, noise, x)
+    drawn = noise_of_round(recipe.noise, message, came, denominator, rng, kept["noise"])
+    noise, kept["noise"] = drawn
     released = total.released(noise, message)
     mean = (released / denominator).float()
-    descent, kept["memory"] = recipe.memory.step(kept["memory"], mean)
-    direction = recipe.report.descent(descent, x)
-    x, kept["server"] = recipe.server.step(x, direction, kept["server"], k)
-    kept["output"] = recipe.output.follow(kept["output"], x, k)
+    direction, kept["memory"] = direction_of(recipe.memory, kept["memory"], mean)
+    descent = descent_of(recipe.report, direction, x)
+    x, kept["server"] = model_after(recipe.server, x, descent, kept["server"], k)
+    kept["output"] = output_after(recipe.output, kept["output"], x, k)
     kept |= _after_draw(recipe, kept, cohort)
     if recipe.bound.adapts:
         count = stream(key, k, "count")
         short = total.no_longer_than(bound.threshold)
-        kept["bound"] = recipe.bound.step(kept["bound"], short, came, denominator, count)
+        kept["bound"] = bound_after(recipe.bound, kept["bound"], short, came, denominator, count)
     found = total.measured
     sound = ~found.norms.isnan()
     signal, added = total.lengths(noise, released, message, denominator)
@@ -235,7 +274,7 @@ def aborted_round(
     """A round without a release: too few clients arrived for the noise that is accounted."""
     kept = {
         **state.parts,
-        "output": recipe.output.follow(state.parts["output"], state.x, state.round),
+        "output": output_after(recipe.output, state.parts["output"], state.x, state.round),
         **_after_draw(recipe, state.parts, cohort),
     }
     nothing = torch.empty(0, dtype=torch.float64)
@@ -303,42 +342,29 @@ def local_plan(
         return local.plan(sizes, round, stream(key, round, f"batches from {named[0]}"))
     each = zip(sizes, named, strict=True)
     return LocalPlan.joined(
-        [_own_plan(local, size, round, stream(key, round, f"batches of {i}")) for size, i in each]
+        [plan_of(local, size, round, stream(key, round, f"batches of {i}")) for size, i in each]
     )
-
-
-def _own_plan(local: Local, size: Tensor, round: int, rng: np.random.Generator) -> LocalPlan:
-    """The plan of one client, with its own examples only."""
-    plan = local.plan(size[None], round, rng)
-    if not foreign(local):
-        return plan
-    plan = replace(plan, index=plan.index.clone(), rates=plan.rates.clone())
-    if len(plan.index) != 1 or len(plan.rates) != 1 or (plan.index >= size).any():
-        raise UserError(
-            f"Local {type(local).__name__} plans examples of other clients: indexes up to "
-            f"{int(plan.index.max())} for a client with {int(size)}. Use indexes below its size, "
-            "and -1 for padding."
-        )
-    return plan
 
 
 def bound_of(recipe: Recipe, state: State) -> Bound:
     """The bound of this round."""
-    return recipe.bound.at(state.parts["bound"]) if recipe.bound.adapts else recipe.bound
+    return bound_at(recipe.bound, state.parts["bound"]) if recipe.bound.adapts else recipe.bound
 
 
 def own_models(recipe: Recipe, state: State, remembered: Tensor) -> Tensor:
     """The models that clients keep themselves, from what they remember (`Memory.personal`)."""
     memory = recipe.memory
-    return of_each(memory, lambda rows: memory.model(rows, _server_side(recipe, state)), remembered)
+
+    def model(rows: Tensor) -> Tensor:
+        return memory.model(rows, _server_side(recipe, state))
+
+    return of_each(memory, model, remembered, width=len(state.x))
 
 
 def _server_side(recipe: Recipe, state: State) -> Tensors:
     """The server's state of the memory. One from outside gets a copy: clients only read it."""
     kept = state.parts["memory"]
-    if not foreign(recipe.memory):
-        return kept
-    return {name: leaf.clone() for name, leaf in kept.items()}
+    return copied(kept) if foreign(recipe.memory) else kept
 
 
 def sum_of_messages(
@@ -352,8 +378,7 @@ def sum_of_messages(
 ) -> Total:
     """Σ q_i over the cohort, group by group, so that one group must fit in memory."""
     dim = len(state.x)
-    workers = recipe.memory.workers(cohort.copy(), data.clients)
-    _refuse_repeated(recipe.memory, workers, data.clients)
+    workers = workers_of(recipe.memory, cohort, data.clients)
     sends = np.isin(workers, cohort, assume_unique=True)
     wire = recipe.wire(dim, data.clients)
     kind = torch.float64 if wire is None else torch.int64
@@ -465,9 +490,8 @@ class _Work:
         if remembered is None:
             return DenseUpdates(own)
         memory = self.recipe.memory
-        compared = of_each(memory, memory.compare, remembered, own)
-        refuse_other_shape(memory, compared, own)
-        return DenseUpdates(compared)
+        compared = of_each(memory, memory.compare, remembered, own, width=own.shape[1])
+        return DenseUpdates(compared.to(own.dtype))
 
     def rows(self, updates: Updates, clients: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
         """Quantized messages without noise, their scales, and ‖w_i‖ of exactly these rows."""
@@ -489,11 +513,11 @@ class _Work:
         memory, state = self.recipe.memory, self.state
         if remembered is None or not memory.corrects:
             return group
-        correction = of_each(
-            memory,
-            lambda rows: memory.correction(rows, _server_side(self.recipe, state)),
-            remembered,
-        )
+
+        def correct(rows: Tensor) -> Tensor:
+            return memory.correction(rows, _server_side(self.recipe, state))
+
+        correction = of_each(memory, correct, remembered, width=len(state.x))
         return replace(group, plan=replace(group.plan, correction=correction))
 
     @property
@@ -501,8 +525,8 @@ class _Work:
         return by_rows(self.bound, self.recipe.quantize, self.limits.bounded)
 
     def _reported(self, updates: Updates) -> Updates:
-        rate = self.recipe.local.rate(self.state.round)
-        return updates.affine(*self.recipe.report.affine(rate), self.state.x)
+        recipe, state = self.recipe, self.state
+        return updates.affine(*affine_of(recipe.report, recipe.local, state.round), state.x)
 
     def _cosines(self, updates: Updates, clients: int) -> Tensor:
         """cos ∠(y_i − x_k, x_k − x_{k−1}), NaN if undefined."""
@@ -515,10 +539,11 @@ class _Work:
         quantize, limits = self.recipe.quantize, self.limits
         if not by_message(quantize):
             return quantize(rows, limits.bounded, self._stream(f"rounding from {clients[0]}"))
-        each = [
-            quantized_row(quantize, row, limits, self._stream(f"rounding of {client}"))
-            for row, client in zip(rows, clients, strict=True)
-        ]
+        with held_to_its_stream(quantize):
+            each = [
+                quantized_row(quantize, row, limits, self._stream(f"rounding of {client}"))
+                for row, client in zip(rows, clients, strict=True)
+            ]
         return torch.cat(each)
 
     def _stream(self, purpose: str) -> np.random.Generator:
@@ -544,5 +569,6 @@ class _Work:
     def noise(self, dim: int, clients: np.ndarray) -> np.ndarray:
         """The noise of each client, [clients, dim], each from its own random stream."""
         noise, message = self.recipe.noise, self.limits.message
-        rows = [own_noise(noise, message, self._stream(f"noise of {c}")) for c in clients]
+        with held_to_its_stream(noise):
+            rows = [noise_of_client(noise, message, self._stream(f"noise of {c}")) for c in clients]
         return np.stack(rows) if rows else np.zeros((0, dim), dtype=np.int64)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from fedveil.errors import UserError
+from fedveil.errors import UserError, told
 
 Adjacency = Literal["add-remove", "zero-out", "replace-one"]
 
@@ -56,6 +56,11 @@ def declared(part: object, norms: Norms, dim: int) -> Norms:
     >>> declared("a bound", Norms(1, l1=2, l2=1, linf=1), dim=4)
     Norms(dim=4, l1=2.0, l2=1.0, linf=1.0, grid=None)
     """
+    if not isinstance(norms, Norms):
+        raise UserError(
+            f"{type(part).__name__} declares {told(norms)} as its norms. Return Norms(dim, l1, l2, "
+            "linf)."
+        )
     l1, l2, linf = float(norms.l1), float(norms.l2), float(norms.linf)
     grid = None if norms.grid is None else float(norms.grid)
     if not all(size >= 0 for size in (l1, l2, linf, grid or 0.0)):

@@ -1,29 +1,23 @@
-"""Apply a recipe's bound, quantizer and memory to the updates of a group, each by itself.
+"""Apply a recipe's bound and quantizer to the updates of a group, each by itself.
 
-A part from outside fedveil sees one update at a time, and a message is held to the norms that were
-declared: the sensitivity is then what was accounted, whatever the part computes
-(docs/privacy.md, "User-defined parts").
+What a part from outside fedveil returns is held to the norms that were declared: the sensitivity is
+then what was accounted, whatever the part computes (docs/privacy.md, "User-defined parts").
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedveil.accounting.norms import Limits, Norms
+from fedveil.engines.asking import message_of, of_each
 from fedveil.engines.updates import Updates
-from fedveil.errors import UserError
 from fedveil.parts.bound import MARGIN, TINY, Bound, in_range
-from fedveil.parts.noise import Noise
-from fedveil.parts.part import Part, foreign
+from fedveil.parts.part import foreign
 from fedveil.parts.quantize import Quantize, by_message
-
-ONE_AT_A_TIME = threading.RLock()  # for parts from outside fedveil, which may share a buffer
 
 
 def by_rows(bound: Bound, quantize: Quantize, limit: Norms) -> bool:
@@ -41,9 +35,8 @@ def scales_of(norms: Tensor, bound: Bound, limit: Norms) -> Tensor:
     finite = torch.where(sound, norms, 0.0)
     scales = of_each(bound, bound.scale, finite)
     if foreign(bound):
-        refuse_other_shape(bound, scales, finite)
         largest = in_range(MARGIN * limit.l2 / finite.clamp_min(TINY))
-        scales = scales.nan_to_num(0.0).clamp(-largest, largest)
+        scales = scales.to(finite.dtype).nan_to_num(0.0).clamp(-largest, largest)
     return torch.where(sound, scales, 0.0)
 
 
@@ -59,8 +52,7 @@ def bounded_rows(
     else:
         rows = of_each(bound, bound.rows, finite)
     if foreign(bound):
-        refuse_other_shape(bound, rows, finite)
-        rows = held(rows, limit)
+        rows = held(rows.to(finite.dtype), limit)
     if bound.radial:
         return rows, scales
     unchanged = (rows == finite).all(dim=1)
@@ -72,52 +64,13 @@ def quantized_row(
     quantize: Quantize, row: Tensor, limits: Limits, rng: np.random.Generator
 ) -> Tensor:
     """q_i of one client, [1, dim]; by a quantizer from outside, held to the norms it declares."""
-    message = of_each(quantize, lambda one: quantize(one, limits.bounded, rng), row[None])
+    message = message_of(quantize, row, limits, rng)
     if not foreign(quantize):
         return message
     norms = limits.message
-    wanted = row.dtype if norms.grid is None else torch.int64
-    if message.shape != (1, len(row)) or message.dtype != wanted:
-        raise UserError(
-            f"Quantizer {type(quantize).__name__} made {tuple(message.shape)} {message.dtype} of a "
-            f"message of {len(row)} numbers. Return one row of {wanted}, whole grid steps if int64."
-        )
     if norms.grid is None:
         return held(message, norms)
     return torch.from_numpy(held_steps(message[0].numpy(), norms.steps))[None]
-
-
-def own_noise(noise: Noise, message: Norms, rng: np.random.Generator) -> np.ndarray:
-    """The noise that one client adds to its message, int64 grid steps [dim]."""
-    found = noise.each(message, rng)
-    if found.shape != (message.dim,) or found.dtype != np.int64:
-        raise UserError(
-            f"Noise {type(noise).__name__} made {found.shape} {found.dtype} for a message of "
-            f"{message.dim} numbers. Return as many int64 grid steps."
-        )
-    return found
-
-
-def of_each(part: Part, function: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-    """A function of a part on rows of clients.
-
-    One from outside sees copies of one client's rows at a time, in one thread at a time, and its
-    result is copied: it may write to what it is given, and return the same tensor every time.
-    """
-    if not foreign(part) or not len(rows[0]):
-        return function(*rows)
-    copies = ([row[None].clone() for row in each] for each in zip(*rows, strict=True))
-    with ONE_AT_A_TIME:
-        return torch.cat([function(*each).clone() for each in copies])
-
-
-def refuse_other_shape(part: Part, found: Tensor, wanted: Tensor) -> None:
-    """Refuse a result that would be broadcast: a coordinate must not count more than once."""
-    if found.shape != wanted.shape:
-        raise UserError(
-            f"{type(part).__name__} made {tuple(found.shape)} of {tuple(wanted.shape)} numbers. "
-            "Return a tensor of the same shape."
-        )
 
 
 def held(rows: Tensor, norms: Norms) -> Tensor:

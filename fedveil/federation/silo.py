@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedveil.data.federated import Federated
-from fedveil.engines.bounding import own_noise, refuse_other_shape
+from fedveil.engines.asking import ask, noise_of_client, refuse_unfit_noise
 from fedveil.engines.processes import ALONE
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError
@@ -79,9 +79,9 @@ def silo_message(recipe: Recipe, state: State, data: Federated, engine: Engine, 
     total, _ = silo_sum(recipe, state, data, engine, key)
     message, rng = recipe.message(len(state.x)), stream(key, state.round, "noise")
     if recipe.noise.on_messages:
-        return total + torch.from_numpy(own_noise(recipe.noise, message, rng))
-    noise = recipe.noise.draw(message, 1, 1.0, rng)
-    refuse_other_shape(recipe.noise, noise, total)
+        return total + torch.from_numpy(noise_of_client(recipe.noise, message, rng))
+    noise: Tensor = ask(recipe.noise, "draw", message, 1, 1.0, rng)
+    refuse_unfit_noise(recipe.noise, noise, message.dim)
     return total + noise
 
 

@@ -102,6 +102,18 @@ def refusing_randomness(module: nn.Module) -> Iterator[None]:
         )
 
 
+@contextmanager
+def refusing_draws(part: str) -> Iterator[None]:
+    """Refuse a part, named as in "Noise Gaussian", that draws from a global random generator."""
+    before = _generators()
+    yield
+    if name := _moved(before):
+        raise UserError(
+            f"{part} draws from {name}'s global random generator, so the run could not be "
+            "resumed. Draw from the `rng` that the part is given, or not at all."
+        )
+
+
 def draws(call: Callable[[], object]) -> bool:
     """Whether a call draws from a global random generator."""
     before = _generators()

@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from fedveil.errors import HUGE, UserError, told
+
+
+def same_draws(draw: Callable[[np.random.Generator], Any]) -> bool:
+    """Whether equal streams give equal numbers: a draw depends on its stream and nothing else.
+
+    >>> same_draws(lambda rng: rng.normal(size=3)), same_draws(lambda rng: np.random.normal(size=3))
+    (True, False)
+    """
+
+    def drawn() -> tuple[tuple[int, ...], bytes]:
+        found = np.asarray(draw(np.random.default_rng(0)))
+        return found.shape, found.tobytes()
+
+    return drawn() == drawn()
 
 
 def check(part: object, field: str, value: object, holds: bool, wanted: str) -> None:
@@ -62,7 +78,12 @@ def share(part: object, field: str, value: float) -> None:
     check(part, field, value, number(value) and 0 < value <= 1, "above 0 and at most 1")
 
 
-def count(part: object, field: str, value: int) -> None:
-    """A whole number, at least 1."""
-    whole = number(value) and 1 <= value < math.inf and value == int(value)
-    check(part, field, value, whole, "a whole number, at least 1")
+def count(part: object, field: str, value: object) -> None:
+    """A whole number, at least 1; a float or a NumPy number is none, since files hold ints.
+
+    >>> count("Poisson", "cap", 2.0)
+    Traceback (most recent call last):
+    fedveil.errors.UserError: Poisson: cap is 2.0; it must be a whole number (int), at least 1.
+    """
+    whole = isinstance(value, int) and number(value) and value >= 1
+    check(part, field, value, whole, "a whole number (int), at least 1")

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from fedveil.errors import UserError
@@ -52,12 +51,19 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def refuse_unfit(path: Path, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of another model or recipe, and values that are not finite."""
+    """Refuse tensors of another model or recipe, and a model that is not finite.
+
+    A part may keep any number in its state, such as an infinite minimum before the first round.
+    """
     for name, leaf in wanted.items():
-        shape = found[name].shape if name in found else None
-        if shape != leaf.shape or not bool(torch.isfinite(found[name].double()).all()):
+        if name not in found or found[name].shape != leaf.shape:
+            shape = f"the shape {tuple(found[name].shape)}" if name in found else "no tensor"
             raise UserError(
-                f"{path} does not fit this run: '{name}' has shape {shape}, but must be "
-                f"{tuple(leaf.shape)} finite numbers. Resume with the recipe and the model it was "
-                "saved from."
+                f"{path} does not fit this run: '{name}' has {shape}, but must have "
+                f"{tuple(leaf.shape)}. Resume with the recipe and the model it was saved from."
             )
+    if not bool(found["x"].isfinite().all()):
+        raise UserError(
+            f"{path} has a model that is not finite, because training diverged or the file was "
+            "changed. Restore it from a backup, or start a new run with lower learning rates."
+        )

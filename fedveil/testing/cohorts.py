@@ -9,8 +9,10 @@ import torch
 
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
+from fedveil.parts.checks import same_draws
 from fedveil.parts.cohort import Cohort
 from fedveil.parts.part import Begin, Tensors, foreign
+from fedveil.testing.states import first_state
 
 POPULATION, ROUNDS = 40, 1500
 SAMPLED = {events.PoissonSampled: "add-remove", events.SampledWithoutReplacement: "replace-one"}
@@ -25,16 +27,17 @@ RELEASES: tuple[events.Release, ...] = (
 def check_cohort(cohort: Cohort) -> None:
     """Raise unless the draws of 1,500 rounds, with 40 clients, are what the cohort declares.
 
-    Every draw is a set of clients, as many on average as `expected` says, and nobody takes part
-    more often than the cap. If the cohort amplifies, or calls its draws independent or coins,
-    each client comes equally often, in rounds that are independent of each other, and the theorem
-    behind `amplify` is one of its own adjacency at no smaller a rate. After lost rounds it
-    promises no cap that is too small.
+    Every draw is a set of clients that follows from its stream alone. As many take part on average
+    as `expected` says, and nobody more often than the cap. If the cohort amplifies, or calls its
+    draws independent or coins, each client comes equally often, in rounds that are independent of
+    each other, and the theorem behind `amplify` is one of its own adjacency at no smaller a rate.
+    After lost rounds it promises no cap that is too small.
 
     A law is compared by means, variances and pairs of rounds. A sampler that deviates in another
     way, or from another seed, passes.
     """
     _draws_are_sets(cohort)
+    _draws_from_its_stream(cohort)
     _denominator_is_public(cohort)
     _as_many_as_expected(cohort)
     if _relies_on_its_law(cohort):
@@ -43,6 +46,16 @@ def check_cohort(cohort: Cohort) -> None:
     _lost_rounds_come_on_top(cohort)
     _amplifies_under_its_own_adjacency(cohort)
     _sure_ones_arrive(cohort)
+
+
+def _draws_from_its_stream(cohort: Cohort) -> None:
+    def draws(rng: np.random.Generator) -> np.ndarray:
+        kept = _first_state(cohort)
+        return np.concatenate([cohort.draw(POPULATION, rng, kept) for _ in range(50)])
+
+    assert same_draws(draws), (
+        f"{cohort} draws other clients from an equal stream; draw from `rng` alone"
+    )
 
 
 def attendance(cohort: Cohort, rounds: int = ROUNDS, seed: int = 0) -> np.ndarray:
@@ -60,7 +73,7 @@ def attendance(cohort: Cohort, rounds: int = ROUNDS, seed: int = 0) -> np.ndarra
 
 def _first_state(cohort: Cohort) -> Tensors:
     begin = Begin(torch.zeros(1), POPULATION, ROUNDS, np.random.default_rng(9))
-    return cohort.initial_state(begin)
+    return first_state(cohort, begin)
 
 
 def _draws_are_sets(cohort: Cohort) -> None:

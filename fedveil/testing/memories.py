@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.parts.memory import Memory
 from fedveil.parts.part import Begin, Tensors
-from fedveil.testing.states import check_same_form, copied
+from fedveil.testing.states import check_same_form, copied, first_state
 
 CLIENTS, DIM, ROUNDS = 9, 7, 5
 
@@ -44,7 +44,7 @@ def _rows(seed: int) -> Tensor:
 
 def _begin(memory: Memory) -> Tensors:
     rng = np.random.default_rng(0)
-    return memory.initial_state(Begin(torch.zeros(DIM), CLIENTS, ROUNDS, rng))
+    return first_state(memory, Begin(torch.zeros(DIM), CLIENTS, ROUNDS, rng))
 
 
 def _keeps_its_form(memory: Memory) -> None:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from fedveil.accounting import events
 from fedveil.accounting.norms import Norms
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
+from fedveil.parts.checks import same_draws
 from fedveil.parts.noise import Noise, Share
 from fedveil.parts.part import Begin
 from fedveil.parts.quantize import StochasticRound
-from fedveil.testing.states import check_same_form
+from fedveil.testing.states import check_same_form, first_state
 
 LEVELS, EXPECTED, DRAWS = 8, 6.0, 40_000
 LEAST, MOST = 0.97, 1.03  # of a deviation estimated from DRAWS numbers: more than five errors
@@ -32,7 +34,8 @@ def check_noise(noise: Noise) -> None:
     Draws 40,000 coordinates: their deviation is at least the accounted one however many clients
     arrive, they are centred and independent, and a round's noise is new given the rounds before
     it. Where noise has a table of probabilities, draws follow it, and δ(ε) is computed from it
-    exactly. More noise costs less, and noise without an amount does not draw.
+    exactly. More noise costs less, unless its amount is fixed, and noise without an amount does
+    not draw. Equal streams give equal noise.
 
     Pass calibrated noise of about twice the sensitivity, so that the check has power. It does not
     see the tails of a noise without a table: one that is cut off far out passes.
@@ -41,6 +44,7 @@ def check_noise(noise: Noise) -> None:
         _added_inside_alone(noise)
         return
     _kind_of_numbers(noise)
+    _draws_from_its_stream(noise)
     _enough_whoever_came(noise)
     _as_accounted(noise)
     _independent_draws(noise)
@@ -122,6 +126,14 @@ def _kind_of_numbers(noise: Noise) -> None:
         assert not own.any(), f"{noise} is added to the sum, but messages carry it as well"
 
 
+def _draws_from_its_stream(noise: Noise) -> None:
+    message = wide(messages_of(1))
+    for draw in (lambda rng: noise.draw(message, 3, EXPECTED, rng), partial(noise.each, message)):
+        assert same_draws(draw), (
+            f"{noise} draws other numbers from an equal stream; draw from `rng` alone"
+        )
+
+
 def _enough_whoever_came(noise: Noise) -> None:
     """Noise on the sum never falls below what `expected` clients are accounted with."""
     if noise.on_messages:
@@ -182,7 +194,7 @@ def _new_in_every_round(noise: Noise) -> None:
     if noise.on_messages:
         return
     message, rng = wide(messages_of(1)), np.random.default_rng(3)
-    state = noise.initial_state(Begin(torch.zeros(message.dim), 8, 4, rng))
+    state = first_state(noise, Begin(torch.zeros(message.dim), 8, 4, rng))
     needed, before = least_deviation(claimed(noise), messages_of(1).l2), np.zeros((DRAWS, 0))
     for round in range(4):
         drawn, after = noise.step(message, int(EXPECTED), EXPECTED, rng, state)
@@ -232,7 +244,7 @@ def _divergence_of_the_law(noise: Noise) -> None:
 
 
 def _more_level_costs_less(noise: Noise) -> None:
-    """ε falls as the level grows; a noise without levels says so, and has no guarantee."""
+    """ε falls as the level grows. Noise without a guarantee, or of a fixed amount, has no level."""
     message = messages_of(1)
 
     def epsilon(level: float) -> float:
@@ -242,6 +254,8 @@ def _more_level_costs_less(noise: Noise) -> None:
 
     if isinstance(claimed(noise), events.NonPrivate):
         assert _refused(lambda: epsilon(1.0)), f"{noise} has no guarantee, but accepts a budget"
+        return
+    if _fixed(lambda: epsilon(1.0)):
         return
     found = [epsilon(level) for level in (1.0, 2.0, 4.0, 8.0)]
     falls = all(more < less for less, more in itertools.pairwise(found))
@@ -265,6 +279,15 @@ def _unsettled_does_not_draw(noise: Noise) -> None:
     }
     for name, call in calls.items():
         assert _refused(call), f"{waiting} is not calibrated, but answers {name}"
+
+
+def _fixed(scale: Callable[[], Any]) -> bool:
+    """Whether a noise refuses a level with a sentence: its amount is fixed."""
+    try:
+        scale()
+    except UserError:
+        return True
+    return False
 
 
 def _refused(call: Callable[[], Any]) -> bool:

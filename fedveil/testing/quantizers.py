@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedveil.accounting.norms import Norms
 from fedveil.parts.bound import within
+from fedveil.parts.checks import same_draws
 from fedveil.parts.quantize import Quantize
 
 DIMS, NORMS = (1, 2, 7, 100), (1.0, 0.37, 62.5)
@@ -39,6 +40,7 @@ def check_quantizer(quantize: Quantize) -> None:
         for norm in NORMS:
             bound = within(norm, dim)
             rows = bounded_rows(bound)
+            _draws_from_its_stream(quantize, rows, bound)
             for rng in _coins():
                 _check(quantize, rows, bound, quantize(rows, bound, rng))
             _grouping(quantize, rows, bound)
@@ -76,6 +78,12 @@ def _check(quantize: Quantize, rows: Tensor, bound: Norms, messages: Tensor) -> 
     moved = float((values - rows.double()).abs().max())
     allowed = declared.grid or 0.0
     assert moved <= allowed * SLACK, f"{quantize} moved a coordinate by {moved}, a step: {allowed}"
+
+
+def _draws_from_its_stream(quantize: Quantize, rows: Tensor, bound: Norms) -> None:
+    assert same_draws(lambda rng: quantize(rows, bound, rng)), (
+        f"{quantize} makes other messages from an equal stream; draw from `rng` alone"
+    )
 
 
 def _grouping(quantize: Quantize, rows: Tensor, bound: Norms) -> None:

@@ -36,7 +36,7 @@ from fedveil.testing.replay import (
     swapped,
 )
 from fedveil.testing.silos import check_silos
-from fedveil.testing.states import driven
+from fedveil.testing.states import driven, failing
 
 CLIENTS, DIM, WIDE = 8, 6, 4000
 SLACK = 1 + 1e-5  # of a float32 mean of a few messages
@@ -48,7 +48,8 @@ VIEWS: tuple[View, ...] = ("models", "sum", "messages")
 def check_recipe(recipe: Recipe) -> None:
     """Raise unless the loop's rounds release what the recipe's events say.
 
-    Runs rounds of 8 clients with the same randomness and one thing changed. One client, however
+    Runs rounds of 8 clients with the same randomness, which are equal, and with one thing changed.
+    One client, however
     broken its answer, moves the sum by at most the declared sensitivity, and never moves the
     denominator. The noise of a round has the accounted deviation whoever came, and no stream is
     used twice. Views that show more cost more, sampling amplifies only where nothing tells how
@@ -60,6 +61,7 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.by_record:
         check_silos(recipe, check_recipe)
         return
+    check_repeats(recipe)
     check_broken_clients(recipe)
     check_denominator(recipe)
     check_neighbours(recipe)
@@ -73,12 +75,27 @@ def check_recipe(recipe: Recipe) -> None:
         check_views(recipe)
         check_amplification(recipe)
         check_wire(recipe)
+    if recipe.private and recipe.memory.kept:
+        check_history(recipe)
     if recipe.private and recipe.bound.adapts:
         check_count(recipe)
         check_noise_follows_threshold(recipe)
 
 
 # ------------------------------------------------------------------ what clients can do to the sum
+
+
+def check_repeats(recipe: Recipe) -> None:
+    """A round with the same key is the same round: parts draw from the streams they are given."""
+    answers = normal_answers(CLIENTS, DIM)
+    state: State | None = None
+    for _ in range(4):
+        with failing():
+            first, again = (play(recipe, answers, state=state, noise="real") for _ in range(2))
+        same = np.array_equal(first.members, again.members)
+        same = same and torch.equal(first.state.x, again.state.x)
+        assert same, f"{recipe.name}: two rounds with equal streams differ; draw from `rng` alone"
+        state = first.state
 
 
 def check_broken_clients(recipe: Recipe) -> None:
@@ -193,6 +210,8 @@ def check_history(recipe: Recipe, rounds: int = 4) -> None:
 
     One client's whole life is another one: other answers, and the memory that they leave behind.
     """
+    if not recipe.message(DIM).bounded:
+        return
     lives = [adversarial(DIM)[i] for i in (0, 3, 5, 10)]
     answers = normal_answers(CLIENTS, DIM)
     client = int(_members(recipe, answers)[0])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.parts.part import Begin, Tensors
 from fedveil.parts.server import Server
-from fedveil.testing.states import check_same_form, copied
+from fedveil.testing.states import check_same_form, copied, first_state
 
 DIM, ROUNDS, STOP = 6, 8, 3
 SCALES = (0.0, 1e-20, 1e-3, 1.0, 1e6)
@@ -32,7 +32,7 @@ def check_server(server: Server) -> None:
 
 
 def _begin(server: Server, x: Tensor) -> Tensors:
-    return server.initial_state(Begin(x, 8, ROUNDS, np.random.default_rng(0), noise=0.5))
+    return first_state(server, Begin(x, 8, ROUNDS, np.random.default_rng(0), noise=0.5))
 
 
 def _descents() -> list[Tensor]:

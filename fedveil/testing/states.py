@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
-from torch import Tensor
 
+from fedveil.engines.asking import refuse_other_form, refuse_unsaved
+from fedveil.errors import UserError
 from fedveil.parts.bound import Bound
 from fedveil.parts.part import Begin, Part, Tensors
 
 ARRIVED = 1000  # updates of a round in which a bound adapts
 
 
+def first_state(part: Part, begin: Begin) -> Tensors:
+    """The state of a part before the first round. Raise unless a checkpoint can hold it."""
+    found = part.initial_state(begin)
+    with failing():
+        refuse_unsaved(part, found)
+    return found
+
+
 def check_same_form(part: Part, before: Tensors, after: Tensors) -> None:
     """Raise unless a state has the same names, shapes and types as the one before it."""
-    for name, leaf in after.items():
-        assert isinstance(leaf, Tensor), (
-            f"{part} keeps {name} as a {type(leaf).__name__}. A checkpoint stores tensors only"
-        )
-    assert before.keys() == after.keys(), (
-        f"{part} kept {sorted(before)} and then {sorted(after)}. Declare all of it in initial_state"
-    )
-    for name, leaf in after.items():
-        first = before[name]
-        assert (first.shape, first.dtype) == (leaf.shape, leaf.dtype), (
-            f"{part} kept {name} as {tuple(first.shape)} {first.dtype} and then as "
-            f"{tuple(leaf.shape)} {leaf.dtype}"
-        )
+    with failing():
+        refuse_unsaved(part, after)
+        refuse_other_form(part, before, after)
+
+
+@contextmanager
+def failing() -> Iterator[None]:
+    """What the loop refuses is a mistake in the part."""
+    try:
+        yield
+    except UserError as problem:
+        raise AssertionError(str(problem)) from problem
 
 
 def copied(state: Tensors) -> Tensors:
@@ -37,7 +48,7 @@ def copied(state: Tensors) -> Tensors:
 def driven(bound: Bound, share: float, rounds: int) -> Tensors:
     """The state of a bound that adapts after rounds with a given share of short updates."""
     rng = np.random.default_rng(0)
-    state = bound.initial_state(Begin(torch.zeros(1), ARRIVED, rounds, rng))
+    state = first_state(bound, Begin(torch.zeros(1), ARRIVED, rounds, rng))
     for _ in range(rounds):
         state = bound.step(state, round(share * ARRIVED), ARRIVED, float(ARRIVED), rng)
     return state

@@ -18,6 +18,7 @@ from fedveil.data.columns import span
 from fedveil.data.encoding import TableEncoder
 from fedveil.data.federated import Federated
 from fedveil.data.origin import Origin
+from fedveil.engines.asking import expected_of
 from fedveil.engines.choose import EngineChoice, choose
 from fedveil.engines.devices import PlacedEngine, device_of, refuse_float64
 from fedveil.engines.isolation import made_up, refuse_memory
@@ -27,7 +28,7 @@ from fedveil.engines.task import Task, alike_everywhere
 from fedveil.engines.where import explained
 from fedveil.errors import UserError, unknown
 from fedveil.ledger import charging
-from fedveil.loop import begin
+from fedveil.loop import begin, rehearse
 from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
 from fedveil.models.loss import Loss
@@ -157,8 +158,9 @@ def prepare(
         account_name=account,
         setting=setting,
     )
-    state = RunState(begin(recipe, x, data, rounds, spec.key))
-    return Training(spec, state, choice.engine, choice.reason, team, ledger, source)
+    first = begin(recipe, x, data, rounds, spec.key)
+    rehearse(recipe, first, data)
+    return Training(spec, RunState(first), choice.engine, choice.reason, team, ledger, source)
 
 
 def _fitted(recipe: Recipe, data: Federated) -> tuple[Recipe, Federated]:
@@ -166,7 +168,7 @@ def _fitted(recipe: Recipe, data: Federated) -> tuple[Recipe, Federated]:
     if recipe.unit == "example" and data.unit == "client":
         data = data.by_example()
     recipe = with_statistics(recipe, data.origin)
-    recipe.cohort.expected(data.clients)  # refuses a cohort larger than the population
+    expected_of(recipe.cohort, data.clients)  # refuses a cohort larger than the population
     return recipe, data
 
 

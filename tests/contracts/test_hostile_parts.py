@@ -96,7 +96,9 @@ def test_noise_of_a_message_has_an_integer_for_each_coordinate() -> None:
 
     for noise in (OnMessages(), OneForAll()):
         recipe = replace(CLIPPED, quantize=StochasticRound(16), noise=noise)
-        with pytest.raises(UserError, match=r"made .* for a message of 6 numbers; .* int64"):
+        with pytest.raises(
+            UserError, match=r"returned an array .* Return .* \(6,\) and type int64"
+        ):
             prepared(recipe)
 
 
@@ -111,7 +113,7 @@ class OneNumber(Noise):
 
 
 def test_noise_has_a_number_for_each_coordinate() -> None:
-    with pytest.raises(UserError, match=r"OneNumber made \(1,\) of \(6,\) numbers"):
+    with pytest.raises(UserError, match=r"OneNumber returned a .* \(1,\) .* Return .* \(6,\)"):
         prepared(replace(CLIPPED, noise=OneNumber()))
 
 
@@ -323,7 +325,7 @@ def test_one_client_moves_the_sum_by_one_message(recipe: Recipe) -> None:
 
 def test_a_number_does_not_count_in_every_coordinate() -> None:
     for recipe in (replace(CLIPPED, bound=OneColumn()), replace(CLIPPED, memory=FirstColumn())):
-        with pytest.raises(UserError, match=r"Column made \(\d, 1\) of \(\d, 6\) numbers"):
+        with pytest.raises(UserError, match=r"Column returned a .* \(1, 1\) .* Return .* \(1, 6\)"):
             prepared(recipe)
 
 

@@ -381,7 +381,7 @@ def test_a_quantizer_is_held_to_its_norms() -> None:
     check_neighbours(recipe)
     with pytest.raises(AssertionError, match="Outwards"):
         check_quantizer(Outwards(64))
-    with pytest.raises(UserError, match=r"InFloats made .*float32 .*Return one row of torch.int64"):
+    with pytest.raises(UserError, match=r"InFloats returned .*float32\. Return .*torch.int64"):
         play(replace(CLIPPED, quantize=InFloats(64)), normal_answers(CLIENTS, DIM))
 
 

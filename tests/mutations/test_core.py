@@ -272,7 +272,7 @@ MUTATIONS = [
         line(
             loop,
             "conclude_round",
-            ("= recipe.cohort.expected(population)", "= float(max(came, 1))"),
+            ("= expected_of(recipe.cohort, population)", "= float(max(came, 1))"),
         ),
         "check_denominator",
         of(check_denominator, "dp_fedavg"),

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedveil import loop
 from fedveil import recipe as recipe_module
-from fedveil.engines import bounding
+from fedveil.engines import asking, bounding
 from fedveil.errors import UserError
 from fedveil.parts import bound, memory, noise, part, server
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
-from fedveil.testing import check_bound, check_memory, check_server
+from fedveil.testing import check_bound, check_memory, check_noise, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
 from tests.contracts import test_hostile_parts as hostile
 from tests.contracts.test_own_parts import (
@@ -27,6 +31,7 @@ from tests.contracts.test_own_parts import (
     prepared,
 )
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.engines import test_asking as asked
 from tests.unit.parts import test_server
 
 
@@ -46,6 +51,11 @@ def silo_refused(kind: type) -> None:
     raise AssertionError("a round was trained that is not accounted")
 
 
+def seeing_all(owner: ModuleType) -> Callable[[Any], None]:
+    """All rows at once, and not copied."""
+    return returning(owner, "of_each", lambda part, function, *rows, **options: function(*rows))
+
+
 MUTATIONS = [
     Mutation(
         "a stranger's bound is not held to its norms",
@@ -55,7 +65,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a stranger's bound sees all rows",
-        line(bounding, "of_each", ("not foreign(part) or not len(rows[0])", "True")),
+        seeing_all(bounding),
         "check_neighbours",
         lambda: check_neighbours(replace(CLIPPED, bound=Mixing())),
     ),
@@ -67,13 +77,13 @@ MUTATIONS = [
     ),
     Mutation(
         "a stranger's memory sees all clients",
-        returning(loop, "of_each", lambda kind, function, *rows: function(*rows)),
+        seeing_all(loop),
         "check_history",
         lambda: check_history(replace(CLIPPED, memory=Gossip())),
     ),
     Mutation(
         "a client may be drawn twice",
-        returning(loop, "_refuse_repeated", lambda part, drawn, population: None),
+        returning(asking, "_a_set", lambda part, drawn, population: drawn),
         "a draw that is no set",
         lambda: refused(cohort=Drawing((1, 1, 3))),
     ),
@@ -87,7 +97,7 @@ MUTATIONS = [
         "a stranger counts its own participations",
         line(loop, "_taken", ('LOOP if foreign(recipe.cohort) else "cohort"', '"cohort"')),
         "a draw beyond the cap",
-        lambda: refused(2, cohort=hostile.Resetting()),
+        lambda: refused(2, cohort=hostile.NotCounting(1.0, cap=1)),
     ),
     Mutation(
         "aborted and completed rounds that the loop does not count",
@@ -159,7 +169,7 @@ MUTATIONS = [
     ),
     Mutation(
         "one number of noise for all coordinates",
-        returning(loop, "refuse_other_shape", lambda part, found, wanted: None),
+        returning(asking, "refuse_other_shape", lambda *answer: None),
         "noise of one number",
         lambda: refused(noise=hostile.OneNumber()),
     ),
@@ -189,13 +199,13 @@ MUTATIONS = [
     ),
     Mutation(
         "a stranger's memory writes to the server's state",
-        line(loop, "_server_side", ("not foreign(recipe.memory)", "True")),
+        line(loop, "_server_side", ("copied(kept) if foreign(recipe.memory) else kept", "kept")),
         "test_a_memory_does_not_write_to_the_server_s_state",
         hostile.require_kept_apart,
     ),
     Mutation(
         "a stranger's memory writes to messages",
-        returning(loop, "of_each", lambda kind, function, *rows: function(*rows)),
+        seeing_all(loop),
         "test_a_memory_does_not_write_to_a_message",
         hostile.test_a_memory_does_not_write_to_a_message,
     ),
@@ -213,9 +223,39 @@ MUTATIONS = [
     ),
     Mutation(
         "a stranger's tensor that is not copied",
-        line(bounding, "of_each", ("function(*each).clone()", "function(*each)")),
+        returning(asking, "copied", lambda value: value),
         "check_neighbours",
         lambda: check_neighbours(hostile.BROKEN["bound with a buffer"]),
+    ),
+    Mutation(
+        "a server step in the tensors of the loop",
+        line(asking, "ask", ("(*copied(given))", "(*given)")),
+        "test_a_part_that_writes_to_what_it_is_given_changes_nothing_else",
+        lambda: asked.test_a_part_that_writes_to_what_it_is_given_changes_nothing_else("server"),
+    ),
+    Mutation(
+        "an answer that the part still holds",
+        line(asking, "ask", ("return copied(getattr", "return (getattr")),
+        "test_a_part_keeps_no_tensor_of_the_loop",
+        asked.test_a_part_keeps_no_tensor_of_the_loop,
+    ),
+    Mutation(
+        "noise in float32",
+        returning(asking, "refuse_unfit_noise", lambda noise, drawn, dim: None),
+        "noise of few digits",
+        lambda: refused(noise=asked.WRONG["noise in float32"][0].noise),
+    ),
+    Mutation(
+        "a draw from a global random generator",
+        returning(asking, "refusing_draws", lambda part: contextlib.nullcontext()),
+        "test_every_part_is_held_to_its_own_stream",
+        lambda: refused(bound=asked.DRAWING["Bound"].bound),
+    ),
+    Mutation(
+        "noise that no stream repeats",
+        returning(noise, "normals", lambda dim, rng: np.random.default_rng().normal(size=dim)),
+        "check_noise",
+        lambda: check_noise(noise.Gaussian(2.0)),
     ),
     Mutation(
         "a bound of a round that does not adapt",

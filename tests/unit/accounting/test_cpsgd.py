@@ -9,10 +9,10 @@ import pytest
 
 from fedveil.accounting import events
 from fedveil.accounting.accountant import epsilon
-from fedveil.accounting.cpsgd import INTERVAL, closed_form, composed_loss, coordinate_loss
 from fedveil.accounting.norms import Norms
 from fedveil.errors import UserError
 from fedveil.parts.discrete import Binomial, TruncatedDiscreteLaplace, binomial_masses
+from tests.unit.accounting.cpsgd import INTERVAL, closed_form, composed_loss, coordinate_loss
 from tests.unit.accounting.test_integers import (
     CHANGES,
     Move,
@@ -73,6 +73,15 @@ def test_the_composed_loss_is_the_enumerated_one(law: str, change: Norms) -> Non
             found = float(loss.get_delta_for_epsilon(eps))
             assert hockey_stick(p, q, eps) <= found * (1 + 1e-9) + 1e-12
             assert found <= hockey_stick(p, q, max(eps - off, 0)) + off
+
+
+def test_the_yardsticks_by_hand() -> None:
+    masses = np.array([0.25, 0.5, 0.25])
+    one, both = coordinate_loss(masses, 1), composed_loss(masses, [1, 0, 1])
+    assert one.get_delta_for_epsilon(1.0) == pytest.approx(0.25, abs=1e-6)
+    assert both.get_delta_for_epsilon(2.0) == pytest.approx(1 - 0.75**2, abs=1e-6)
+    bound = closed_form(10**6, 10, l1=10.0, l2=math.sqrt(10), linf=1.0, delta=1e-5)
+    assert bound == pytest.approx(0.0314, abs=5e-5)
 
 
 def test_one_coordinate_is_a_composition_of_one() -> None:

@@ -14,7 +14,6 @@ from scipy.special import logsumexp
 
 from fedveil.accounting import events, integers
 from fedveil.accounting.accountant import delta, epsilon
-from fedveil.accounting.cpsgd import composed_loss
 from fedveil.accounting.losses import Aside, GaussianMixture
 from fedveil.accounting.norms import Norms
 from fedveil.parts.cohort import FixedSize, Poisson
@@ -26,6 +25,7 @@ from fedveil.parts.discrete import (
 )
 from fedveil.privacy import composition as together
 from fedveil.privacy.composition import ORDERS, Charged, ReleasePlan, Way
+from tests.unit.accounting.cpsgd import composed_loss
 from tests.unit.accounting.test_integers import (
     CHANGES,
     Move,

@@ -19,6 +19,16 @@ from fedveil.parts.spaced import CyclicPoisson, Separated
 RELEASE = events.GaussianRelease(2.0)
 
 
+@pytest.mark.parametrize("number", [2.0, np.int64(2), "2", True, None, 10**400], ids=str)
+def test_a_size_and_a_cap_are_ints(number: Any) -> None:
+    wrong = r"it must be a whole number \(int\), at least 1"
+    with pytest.raises(UserError, match=f"FixedSize: clients is .*; {wrong}"):
+        FixedSize(number)
+    if number is not None:
+        with pytest.raises(UserError, match=f"Poisson: cap is .*; {wrong}"):
+            Poisson(0.5, cap=number)
+
+
 def test_everyone_comes_and_nothing_is_gained() -> None:
     assert Everyone().draw(4, np.random.default_rng(0)).tolist() == [0, 1, 2, 3]
     assert Everyone().expected(4) == 4.0

@@ -197,6 +197,24 @@ def test_a_checkpoint_that_is_not_finite_is_refused(directory: RunDirectory) -> 
         SavedRun(directory.path).state(state())
 
 
+def test_a_state_of_another_shape_or_name_is_refused(directory: RunDirectory) -> None:
+    directory.save_checkpoint(state())
+    other = state()
+    other.parts = {**other.parts, "server": {"m": torch.zeros(2)}}
+    with pytest.raises(UserError, match=r"'server.m' has no tensor, but must have \(2,\)"):
+        SavedRun(directory.path).state(other)
+    other.x = torch.zeros(5)
+    with pytest.raises(UserError, match=r"'x' has the shape \(3,\), but must have \(5,\)\. Resume"):
+        SavedRun(directory.path).state(other)
+
+
+def test_a_part_s_state_need_not_be_finite(directory: RunDirectory) -> None:
+    saved = state()
+    saved.parts = {**saved.parts, "server": {"least": torch.tensor(torch.inf)}}
+    directory.save_checkpoint(saved)
+    assert SavedRun(directory.path).state(saved).parts["server"]["least"] == torch.inf
+
+
 def test_a_memory_of_other_clients_is_refused(directory: RunDirectory) -> None:
     directory.save_checkpoint(state(4, ClientMemory(4, 3)))
     with pytest.raises(UserError, match="shape"):

@@ -1,7 +1,6 @@
 """Two references for integer noise: its exact privacy loss, and cpSGD's closed form.
 
-Neither is used to state a guarantee. They bracket the Rényi accounting of `parts.discrete` from
-below and from above (tests/unit/accounting/test_cpsgd.py).
+They bracket the Rényi accounting of `fedveil.parts.discrete` from below and from above.
 """
 
 from __future__ import annotations
@@ -26,10 +25,6 @@ def coordinate_loss(masses: np.ndarray, move: int, interval: float = INTERVAL) -
 
     `masses` are those of consecutive whole numbers. Never below the true loss, and above it by less
     than `interval`. Covers both directions, whether or not P is symmetric.
-
-    >>> loss = coordinate_loss(np.array([0.25, 0.5, 0.25]), 1)
-    >>> round(float(loss.get_delta_for_epsilon(1.0)), 6)
-    0.25
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -45,10 +40,6 @@ def composed_loss(masses: np.ndarray, moves: Sequence[int], interval: float = IN
 
     Exact up to the interval times the number of coordinates that move, and never below the true
     loss.
-
-    >>> loss = composed_loss(np.array([0.25, 0.5, 0.25]), [1, 0, 1])
-    >>> round(float(loss.get_delta_for_epsilon(2.0)), 6)  # 1 − (1 − ¼)²: either may escape
-    0.4375
     """
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -65,9 +56,6 @@ def closed_form(trials: int, dim: int, l1: float, l2: float, linf: float, delta:
     """An ε at which Bin(N, ½) on each of dim coordinates is (ε, δ)-DP; moves are in grid steps.
 
     Agarwal et al. 2018, Thm. 1 with p = ½ and s = 1; requires N/4 ≥ max(23·log(10d/δ), 2Δ∞).
-
-    >>> round(closed_form(10**6, 10, l1=10.0, l2=math.sqrt(10), linf=1.0, delta=1e-5), 4)
-    0.0314
     """
     check_delta(delta)
     variance = trials / 4
