@@ -29,6 +29,7 @@ from fedveil.parts.quantize import NoQuantization, Quantize
 from fedveil.parts.report import Difference, Report
 from fedveil.parts.server import LastIterate, Output, Server, Step
 from fedveil.parts.statistics import Statistics
+from fedveil.parts.values import refuse_unplain
 from fedveil.wire import Wire, bits_for
 
 if TYPE_CHECKING:
@@ -455,6 +456,7 @@ def _same(value: object, default: object) -> bool:
 def _refuse_misfits(recipe: Recipe) -> None:
     for slot, part in recipe.parts.items():
         _refuse_unanswering(recipe, slot, part)
+        refuse_unplain(part)
     _refuse_unknown_words(recipe)
     _refuse_unfit_for_silos(recipe)
     if recipe.private and not recipe.by_record and not recipe.bound.norms(1).bounded:

@@ -40,7 +40,7 @@ from fedveil.privacy.secure import secured
 from fedveil.privacy.statement import Setting
 from fedveil.random.streams import SecretKey, run_key, torch_generator
 from fedveil.recipe import Recipe
-from fedveil.serialization.codec import identified
+from fedveil.serialization.codec import identified, readable
 from fedveil.training.metrics import Chosen, Metric, Score, chosen
 from fedveil.training.private_evaluation import identity as evaluated_on
 from fedveil.training.private_evaluation import planned_evaluation, released
@@ -133,7 +133,7 @@ def prepare(
     facts = (*_noise_of(data), *(() if plan is None else evaluated_on(plan, data)))
     identity = run_key(
         seed,
-        identified(recipe),
+        identified(readable(recipe)),
         rounds,
         _model_facts(task, x, data),
         fingerprint,

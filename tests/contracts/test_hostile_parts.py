@@ -100,6 +100,7 @@ def test_noise_of_a_message_has_an_integer_for_each_coordinate() -> None:
             prepared(recipe)
 
 
+@dataclass(frozen=True)
 class OneNumber(Noise):
     """One number, which would be added to every coordinate."""
 
@@ -165,24 +166,28 @@ class SlyClip(Clip):
         return Sly(dim, found.l1, found.l2, found.linf)
 
 
+@dataclass(frozen=True)
 class Moody(Bound):
     """Declares a thousandth of its norms once it has bounded an update."""
 
-    norm = 700.0
+    norm: float = 700.0
 
     def scale(self, norms: Tensor) -> Tensor:
-        self.norm = 0.7
+        object.__setattr__(self, "norm", 0.7)
         return 700 / norms.clamp_min(1e-30)
 
     def norms(self, dim: int) -> Norms:
         return within(self.norm, dim)
 
 
+@dataclass(frozen=True)
 class Listening(OneNumber):
     """Notes the norms that it is drawn for."""
 
+    heard: float = 0.0
+
     def draw(self, message: Norms, *rest: Any) -> Tensor:
-        self.heard = message.l2
+        object.__setattr__(self, "heard", message.l2)
         return torch.zeros(message.dim, dtype=torch.float64)
 
 
@@ -230,13 +235,12 @@ class SmallInMany(NoQuantization):
         return replace(bound, l1=bound.l1 * share, l2=bound.l2 * share, linf=bound.linf * share)
 
 
+@dataclass(frozen=True)
 class Buffered(Bound):
     """Returns the same tensor every time."""
 
     radial = False
-
-    def __init__(self) -> None:
-        self.out = torch.zeros(1, DIM)
+    out = torch.zeros(1, DIM)
 
     def rows(self, updates: Tensor) -> Tensor:
         self.out[:] = updates * min(1.0, 0.7 / max(float(updates.norm()), 1e-30))
@@ -246,11 +250,11 @@ class Buffered(Bound):
         return within(0.7, dim)
 
 
+@dataclass(frozen=True)
 class BufferedScale(Bound):
     """Returns the same scale every time."""
 
-    def __init__(self) -> None:
-        self.out = torch.zeros(1, dtype=torch.float64)
+    out = torch.zeros(1, dtype=torch.float64)
 
     def scale(self, norms: Tensor) -> Tensor:
         return self.out.copy_(0.5 * norms.clamp_max(1.0))
@@ -259,11 +263,11 @@ class BufferedScale(Bound):
         return within(0.7, dim)
 
 
+@dataclass(frozen=True)
 class BufferedSteps(Quantize):
     """Returns the same grid steps every time."""
 
-    def __init__(self) -> None:
-        self.out = torch.zeros(1, DIM, dtype=torch.int64)
+    out = torch.zeros(1, DIM, dtype=torch.int64)
 
     def __call__(self, rows: Tensor, bound: Norms, rng: Any) -> Tensor:
         self.out[:] = (rows * 64 / bound.linf).trunc().long()
@@ -696,9 +700,10 @@ def test_a_plan_does_not_depend_on_another_client_s_size() -> None:
 
 
 def test_calibration_asks_a_part_that_may_change_again() -> None:
+    @dataclass(frozen=True)
     class Changing(Cohort):
         adjacency = "add-remove"
-        rate = 0.01
+        rate: float = 0.01
 
         def expected(self, population: int) -> float:
             return self.rate * population
@@ -712,7 +717,7 @@ def test_calibration_asks_a_part_that_may_change_again() -> None:
     cohort = Changing()
     recipe = replace(CLIPPED, cohort=cohort, noise=Gaussian())
     calibrated(recipe, Budget(1.0, DELTA), 20, DIM, 1000)
-    cohort.rate = 0.9
+    object.__setattr__(cohort, "rate", 0.9)
     found = calibrated(recipe, Budget(1.0, DELTA), 20, DIM, 1000)
     assert statement(found, DIM, 1000, 20, DELTA).main.epsilon <= 1.0
 
