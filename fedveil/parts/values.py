@@ -103,6 +103,8 @@ def _refuse_changed(part: Any) -> None:
     kind = type(part)
     try:
         same = kind(**{field.name: getattr(part, field.name) for field in fields(part)}) == part
+    except UserError:
+        raise
     except Exception as problem:  # it is the user's own code
         raise UserError(
             f"{kind.__name__} cannot be built again from its fields: {problem}. Let "
