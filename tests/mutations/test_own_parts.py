@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedveil import loop
+from fedveil import loop, synthetic
 from fedveil import recipe as recipe_module
 from fedveil.engines import bounding
 from fedveil.errors import UserError
+from fedveil.ledger import charging
 from fedveil.parts import bound, memory, noise, part, server, values
+from fedveil.privacy.answers import ChangedError
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
 from fedveil.serialization import code
 from fedveil.testing import check_bound, check_memory, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
+from fedveil.training import run as training_run
+from fedveil.training.prepare import prepare
+from fedveil.training.run import Training
 from tests.contracts import test_hostile_parts as hostile
 from tests.contracts.test_own_parts import (
     CLIPPED,
@@ -31,6 +39,7 @@ from tests.contracts.test_own_parts import (
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.algorithms import test_own_algorithm
 from tests.unit.parts import test_server, test_values
+from tests.unit.privacy import test_answers
 
 
 def refused(rounds: int = 1, **parts: Any) -> None:
@@ -65,7 +74,76 @@ def silo_refused(kind: type) -> None:
     raise AssertionError("a round was trained that is not accounted")
 
 
+def changed(ask: Callable[[Training], Any]) -> Callable[[], None]:
+    """A guard: what is asked of a run is refused once one of its parts has changed."""
+
+    def check() -> None:
+        recipe = replace(test_answers.BASE, noise=test_answers.Telling(1.0))
+        data = synthetic(clients=4, examples=3, features=2, classes=2)
+        training = prepare(recipe, data, rounds=2, engine="loop")
+        with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+            training.enrol(Path(place) / "ledger.sqlite")
+            patch.setattr(test_answers.Telling, "scale", 9.0)
+            try:
+                ask(training)
+            except ChangedError:
+                return
+        raise AssertionError("a part has changed, and nothing was refused")
+
+    return check
+
+
+def enrolled(training: Training) -> charging.Enrolment:
+    assert training.progress.enrolment is not None
+    return training.progress.enrolment
+
+
+def moved() -> None:
+    """A round at a threshold at which it releases more than is accounted is refused."""
+    recipe = replace(test_answers.BASE, bound=hostile.Warm(), noise=test_answers.OnlyInTwo())
+    data = synthetic(clients=4, examples=3, features=2, classes=2)
+    training = prepare(recipe, data, rounds=2, engine="loop")
+    with tempfile.TemporaryDirectory() as place:
+        training.enrol(Path(place) / "ledger.sqlite")
+        training.step()
+        try:
+            training.step()
+        except ChangedError:
+            return
+    raise AssertionError("a round was trained that is not accounted")
+
+
 MUTATIONS = [
+    Mutation(
+        "rounds reserved for parts that have changed",
+        line(charging, "reserve", ("    terms.require_unchanged()\n", "")),
+        "a reserve",
+        changed(lambda training: charging.reserve(enrolled(training), training.spec, 0)),
+    ),
+    Mutation(
+        "rounds published of parts that have changed",
+        line(charging, "check", ("    enrolment.terms.require_unchanged()\n", "")),
+        "the check before a round is published",
+        changed(lambda training: charging.check(enrolled(training), 0, training.state)),
+    ),
+    Mutation(
+        "a statement of parts that have changed",
+        line(charging, "charged", ("    terms.require_unchanged()\n", "")),
+        "a statement",
+        changed(Training.statement),
+    ),
+    Mutation(
+        "runs enrolled with parts that have changed",
+        line(charging, "enrol", ("    terms.require_unchanged()\n", "")),
+        "an enrolment",
+        changed(Training.enrol),
+    ),
+    Mutation(
+        "thresholds that are not accounted",
+        line(training_run.Training, "step", ("    self._require_accounted()\n", "")),
+        "a round at another threshold",
+        moved,
+    ),
     Mutation(
         "a stranger's bound is not held to its norms",
         returning(bounding, "held", lambda rows, norms: rows),

@@ -176,4 +176,3 @@ def test_a_round_at_a_threshold_that_is_not_accounted_is_refused(blobs: Federate
     with pytest.raises(ChangedError, match=words):
         training.step()
     assert training.state.round == 1
-
