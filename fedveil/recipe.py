@@ -298,13 +298,21 @@ class Recipe:
         return self.bound.joined(release, self.adjacency(view), expected)
 
     def _proven(self, event: Sampled, adjacency: Adjacency) -> Sampled:
-        """The event, if the theorems on the sampling in it hold for this adjacency."""
+        """The event, if the theorems on the sampling in it hold for this adjacency and cohort."""
         for one in events.sampled_in(event):
+            theorem, kind = type(one).__name__, type(self.cohort).__name__
             if (wanted := events.PROVEN_FOR[type(one)]) != adjacency:
                 raise UserError(
-                    f"{self.name}: {type(one).__name__} is proven for {wanted} neighbours, but "
-                    f"cohort {type(self.cohort).__name__} is accounted for {adjacency} ones. Set "
-                    f"its adjacency to '{wanted}', or do not amplify."
+                    f"{self.name}: {theorem} is proven for {wanted} neighbours, but cohort {kind} "
+                    f"is accounted for {adjacency} ones. Set its adjacency to '{wanted}', or do "
+                    "not amplify."
+                )
+            sized = isinstance(one, events.SampledWithoutReplacement)
+            if sized != self.cohort.fixed:
+                drawn = "of a fixed size" if sized else "whose units are drawn independently"
+                raise UserError(
+                    f"{self.name}: {theorem} is proven for cohorts {drawn}, but {kind} has fixed = "
+                    f"{self.cohort.fixed}. Amplify by the theorem for its draws, or not at all."
                 )
         return event
 

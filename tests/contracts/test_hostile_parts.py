@@ -513,6 +513,22 @@ def test_sampling_counts_only_for_the_neighbours_that_it_is_proven_for() -> None
 
 
 @dataclass(frozen=True)
+class OfRandomSize(Amplified):
+    """Of a fixed size by its event only."""
+
+    fixed = False
+
+
+def test_sampling_counts_only_for_draws_that_it_is_proven_for() -> None:
+    for cohort, words in (
+        (Amplified(adjacency="add-remove", poisson=True), "drawn independently, .* fixed = True"),
+        (OfRandomSize(adjacency="replace-one"), "cohorts of a fixed size, but .* fixed = False"),
+    ):
+        with pytest.raises(UserError, match=words):
+            replace(CLIPPED, cohort=cohort).spent(DIM, 100, 10)
+
+
+@dataclass(frozen=True)
 class Shortening(Amplified):
     """Claims fewer rounds until its cap, sampled in another way."""
 

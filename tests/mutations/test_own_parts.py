@@ -241,6 +241,12 @@ MUTATIONS = [
         lambda: unaccounted(cohort=hostile.Amplified()),
     ),
     Mutation(
+        "coins that are claimed for a cohort of a fixed size",
+        line(Recipe, "_proven", ("if sized != self.cohort.fixed:", "if False:")),
+        "a fixed size that is sampled by coins",
+        lambda: unaccounted(cohort=hostile.Amplified(adjacency="add-remove", poisson=True)),
+    ),
+    Mutation(
         "sampling until a cap that is proven for other neighbours",
         line(Recipe, "spent", ("self._proven(one.event, self.cohort.adjacency)", "pass")),
         "sampling until a cap",
