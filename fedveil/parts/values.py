@@ -67,7 +67,7 @@ def _refuse_unplain_value(kind: str, name: str, value: Any) -> None:
     if is_plain(value):
         return
     if type(value) is tuple:
-        for item in value:
+        for item in () if set(map(type, value)) <= set(PLAIN) else value:  # which may be long
             _refuse_unplain_value(kind, f"an item of {name}", item)
     elif has_fields(value):
         refuse_unplain(value)

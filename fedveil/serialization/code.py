@@ -6,15 +6,13 @@ import hashlib
 import sys
 import types
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from fedveil.errors import UserError, told
-from fedveil.parts.values import is_plain
+from fedveil.parts.values import has_fields, is_plain
 
 
 def code_of(kind: type) -> str:
@@ -28,7 +26,7 @@ def code_of(kind: type) -> str:
         code = Path(file or "").read_bytes()
     except OSError:
         code = repr([_compiled(f) for _, f in _functions(kind)]).encode()
-    captured = sorted(set(_captured(kind)))
+    captured = list(_captured(kind))
     known = code + repr(captured).encode() if captured else code
     return hashlib.blake2b(known, digest_size=16).hexdigest()
 
@@ -57,31 +55,44 @@ def _captured(kind: type) -> Iterator[str]:
         if "<locals>" not in base.__qualname__:
             continue
         for name, value in vars(base).items():
-            if not name.startswith("_") and (text := _written(base, name, value)):
-                yield text
+            if not (name.startswith("_") or callable(value) or hasattr(value, "__get__")):
+                yield from _written(base, name, value)
     for base, function in _functions(kind):
         own = function.__globals__.get("__name__") == base.__module__  # not of dataclasses
         if own and "<locals>" in base.__qualname__:
-            yield from _values_of(base, function)
+            yield from _values_of(base, function, ())
 
 
-def _values_of(kind: type, function: types.FunctionType) -> Iterator[str]:
-    named = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    for name, cell in named.items():
-        if text := _written(kind, name, cell.cell_contents):
-            yield text
-    for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        if text := _written(kind, function.__name__, value):
-            yield text
+def _values_of(
+    kind: type, function: types.FunctionType, callers: tuple[types.FunctionType, ...]
+) -> Iterator[str]:
+    """The variables and defaults of a function, and of the functions among them."""
+    cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    values = [(name, cell.cell_contents) for name, cell in cells]
+    values += [(function.__name__, value) for value in function.__defaults__ or ()]
+    values += (function.__kwdefaults__ or {}).items()
+    for name, value in values:
+        if isinstance(value, types.FunctionType) and "<locals>" in value.__qualname__:
+            if value not in callers:
+                yield from _values_of(kind, value, (*callers, function, value))
+        elif not name.startswith("_"):
+            yield from _written(kind, name, value)
 
 
-def _written(kind: type, name: str, value: Any) -> str:
-    """A value as text; nothing for what has no numbers of its own, such as a class or a module."""
-    if is_plain(value) or (isinstance(value, tuple) and all(map(is_plain, value))):
-        return f"{kind.__qualname__} {name}={value!r}"
-    if isinstance(value, np.ndarray | Tensor | list | set | dict):
+def _written(kind: type, name: str, value: Any) -> Iterator[str]:
+    """A value as text; nothing for what is the same in every class of a file."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _written(kind, name, item)
+    elif has_fields(value):
+        for field in fields(value):
+            yield from _written(kind, f"{name}.{field.name}", getattr(value, field.name))
+    elif is_plain(value) or value is None:
+        yield f"{kind.__qualname__} {name}={value!r}"
+    elif (
+        not isinstance(value, type | types.ModuleType | types.FunctionType) and value is not MISSING
+    ):
         raise UserError(
             f"{kind.__name__} uses {name}, {told(value)}, of the function that defines it, which "
-            "does not identify its noise. Make it a field of the part, as a tuple."
+            "does not identify its noise. Make it a field of the part, as plain values."
         )
-    return ""

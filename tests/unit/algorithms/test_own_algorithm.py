@@ -372,6 +372,21 @@ def test_limits_that_differ_share_no_noise() -> None:
     assert identified(one) != identified(two)
 
 
+def through_a_function(limit: Any) -> Recipe:
+    """A class whose method calls a function that captured a value."""
+
+    def found(dim: int) -> Norms:
+        first = limit[0] if isinstance(limit, tuple) else limit
+        return within(getattr(first, "norm", first), dim)
+
+    @dataclasses.dataclass(frozen=True)
+    class Local(Clumsy):
+        def norms(self, dim: int) -> Norms:
+            return found(dim)
+
+    return dataclasses.replace(BASE, bound=Local())
+
+
 def test_classes_of_one_function_are_told_apart_by_what_they_captured() -> None:
     def made(limit: float, *, attribute: bool = False, by_default: bool = False) -> Recipe:
         @dataclasses.dataclass(frozen=True)
@@ -386,6 +401,9 @@ def test_classes_of_one_function_are_told_apart_by_what_they_captured() -> None:
     for options in ({}, {"attribute": True}, {"by_default": True}):
         one, same, other = (made(limit, **options) for limit in (1.0, 1.0, 2.0))
         assert identified(one) == identified(same) != identified(other)
+    assert identified(through_a_function(1.0)) != identified(through_a_function(2.0))
+    assert identified(through_a_function((1, 2))) != identified(through_a_function((2, 1)))
+    assert identified(through_a_function(Clip(1.0))) != identified(through_a_function(Clip(2.0)))
     with pytest.raises(UserError, match="Local uses limit, a Tensor, of the function"):
         identified(made(torch.ones(1)))  # type: ignore[arg-type]
 
