@@ -19,7 +19,7 @@ from fedveil.recipe import Recipe
 
 SHORT = 100  # letters of an answer in an error
 Answers = Mapping[tuple[str, str], Any]  # by slot and question
-FIX = "A part must answer alike in all rounds. Keep what changes in its state."
+FIX = "Keep what changes in the part's state, and let it answer alike in all rounds."
 
 
 class ChangedError(UserError):

@@ -92,7 +92,7 @@ def started(data: Federated, path: Path | None, rounds: int = 4, **parts: Any) -
 def test_a_round_in_which_a_part_changes_is_not_published(blobs: Federated, tmp_path: Path) -> None:
     training = started(blobs, tmp_path / "a", noise=Warmup())
     before = training.state.x.clone()
-    words = r"noise Warmup has changed .*GaussianRelease\(ratio=0.3\) and is .*0.39\d*\)\. A part"
+    words = r"noise Warmup has changed .*GaussianRelease\(ratio=0.3\) and is .*0.39\d*\)\. Keep"
     with pytest.raises(ChangedError, match=words):
         finish(training)
     assert torch.equal(training.state.x, before)
