@@ -13,7 +13,7 @@ import math
 from copy import copy
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from fedveil.accounting import events
 from fedveil.accounting.norms import Adjacency, Limits, Norms, declared
@@ -29,6 +29,7 @@ from fedveil.parts.quantize import NoQuantization, Quantize
 from fedveil.parts.report import Difference, Report
 from fedveil.parts.server import LastIterate, Output, Server, Step
 from fedveil.parts.statistics import Statistics
+from fedveil.parts.values import refuse_unplain
 from fedveil.wire import Wire, bits_for
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 LONG = 48  # letters of a part in a short text
 UNKNOWN = 1  # clients, where their number does not matter
 View = Literal["models", "sum", "messages"]
+Sampled = TypeVar("Sampled", bound=events.Round)
 Unit = Literal["client", "example", "record"]  # record: an example inside a silo
 SLOTS: dict[str, type[Part]] = {
     "cohort": Cohort,
@@ -248,23 +250,43 @@ class Recipe:
             return self.cohort.adjacency
         return "zero-out"
 
-    def release(self, dim: int, population: int, view: View | None = None) -> events.Release:
-        """The release of a round that the unit takes part in, to an adversary who knows that."""
+    def release(
+        self, dim: int, population: int, view: View | None = None, bound: Bound | None = None
+    ) -> events.Release:
+        """The release of a round that the unit takes part in, to an adversary who knows that.
+
+        `bound` is the one of the round, if it adapts. [default: the first]
+        """
         view = view or self.view
-        message = self.message(dim)
-        if self.statistics is not None and view != "models":
-            return events.NonPrivate(
-                "the server sees what each unit contributes to the statistics of the data"
-            )
-        if self.evaluation is not None and view != "models":
-            return events.NonPrivate("the server sees what each unit contributes to an evaluation")
+        message = self.message(dim, bound)
+        if reason := self._exposed(message, view):
+            return events.NonPrivate(reason)
         if self.by_record:
             steps = tuple(step._step(dim)[1] for step in self.insides(population))
-            return events.InSilos(steps, self.local.inner_steps)
+            release: events.Release = events.InSilos(steps, self.local.inner_steps)
+        else:
+            release = self._noisy(message, population, view)
+        if not self.private and not isinstance(release, events.NonPrivate):
+            kind = type(self.noise).__name__
+            return events.NonPrivate(f"noise {kind} declares that it is not private")
+        return self._proven(release, self.adjacency(view))
+
+    def _exposed(self, message: Norms, view: View) -> str:
+        """Why no noise protects a unit in this view, if none does."""
+        if self.statistics is not None and view != "models":
+            return "the server sees what each unit contributes to the statistics of the data"
+        if self.evaluation is not None and view != "models":
+            return "the server sees what each unit contributes to an evaluation"
+        if self.by_record:
+            return ""
         if not message.bounded:
-            return events.NonPrivate("updates are not clipped")
+            return "updates are not clipped"
         if self.noise.at == "server" and view != "models" and not self.in_silos:
-            return events.NonPrivate("the server sees every message before noise is added")
+            return "the server sees every message before noise is added"
+        return ""
+
+    def _noisy(self, message: Norms, population: int, view: View) -> events.Release:
+        """The release of the sum of messages, and of what the bound's step releases."""
         sensitivity = message.sensitivity(self.adjacency(view))
         expected = self.cohort.expected(population)
         noise_shares = self.noise_shares(population, view)
@@ -274,6 +296,25 @@ class Recipe:
             lost = self.lost or release.lost
             release = replace(release, separation=apart, most=most, lost=lost)
         return self.bound.joined(release, self.adjacency(view), expected)
+
+    def _proven(self, event: Sampled, adjacency: Adjacency) -> Sampled:
+        """The event, if the theorems on the sampling in it hold for this adjacency and cohort."""
+        for one in events.sampled_in(event):
+            theorem, kind = type(one).__name__, type(self.cohort).__name__
+            if (wanted := events.PROVEN_FOR[type(one)]) != adjacency:
+                raise UserError(
+                    f"{self.name}: {theorem} is proven for {wanted} neighbours, but cohort {kind} "
+                    f"is accounted for {adjacency} ones. Set its adjacency to '{wanted}', or do "
+                    "not amplify."
+                )
+            sized = isinstance(one, events.SampledWithoutReplacement)
+            if sized != self.cohort.fixed:
+                drawn = "of a fixed size" if sized else "whose units are drawn independently"
+                raise UserError(
+                    f"{self.name}: {theorem} is proven for cohorts {drawn}, but {kind} has fixed = "
+                    f"{self.cohort.fixed}. Amplify by the theorem for its draws, or not at all."
+                )
+        return event
 
     def noise_shares(self, population: int, view: View) -> float:
         """The number of clients whose noise the accounting relies on in this view."""
@@ -349,7 +390,10 @@ class Recipe:
         sampled = events.Composed(self._amplified(release, population), rounds, first)
         if self.cohort.cap is None:
             return sampled
-        return events.Either((sampled, known, *self.cohort.until_cap(sampled)))
+        until = self.cohort.until_cap(sampled)
+        for one in until:
+            self._proven(one.event, self.cohort.adjacency)
+        return events.Either((sampled, known, *until))
 
     def participation_mixture(
         self, dim: int, population: int, rounds: int, view: View | None = None
@@ -398,7 +442,9 @@ class Recipe:
         """
         if self.by_record:
             return release
-        return self.cohort.amplify(release, population) if self.memory.amplified else release
+        if not self.memory.amplified:
+            return release
+        return self._proven(self.cohort.amplify(release, population), self.cohort.adjacency)
 
     def planned(self, rounds: int, population: int) -> Recipe:
         """The recipe with everything fixed that follows from rounds and population."""
@@ -456,6 +502,8 @@ def _refuse_misfits(recipe: Recipe) -> None:
     for slot, part in recipe.parts.items():
         _refuse_unanswering(recipe, slot, part)
     _refuse_unknown_words(recipe)
+    for part in recipe.parts.values():
+        refuse_unplain(part)
     _refuse_unfit_for_silos(recipe)
     if recipe.private and not recipe.by_record and not recipe.bound.norms(1).bounded:
         raise UserError(

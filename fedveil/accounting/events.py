@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from operator import index
 from typing import get_args
 
 from fedveil.accounting.correlation import Column, energy, largest_row
+from fedveil.accounting.norms import Adjacency
 from fedveil.errors import UserError
 
 ORDERS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0,
@@ -299,3 +300,39 @@ class Either:
 
 
 Spent = Composed | ParticipationMixture | Either
+
+PROVEN_FOR: dict[type, Adjacency] = {
+    PoissonSampled: "add-remove",
+    SampledWithoutReplacement: "replace-one",
+    CyclicSampled: "zero-out",
+}  # the adjacency of the theorem on sampling
+
+
+def sampled_in(event: Round) -> Iterator[Round]:
+    """The sampled events that an event consists of."""
+    inner: Iterable[Round] = ()
+    if isinstance(event, Dominated):
+        inner = (event.by,)
+    elif isinstance(event, Proven):
+        inner = event.ways
+    elif type(event) in PROVEN_FOR:
+        yield event
+    for one in inner:
+        yield from sampled_in(one)
+
+
+def alike(one: object, other: object) -> bool:
+    """Whether two events are equal up to rounding errors.
+
+    >>> alike(GaussianRelease(0.3), GaussianRelease(0.1 + 0.2)), alike(1.0, 1.1)
+    (True, False)
+    """
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9)
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if not is_dataclass(one):
+        return one == other
+    return all(alike(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))

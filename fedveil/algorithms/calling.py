@@ -14,8 +14,7 @@ from fedveil.serialization.codec import (
     check_value,
     hints_of,
     part_from_plain,
-    recipe_from_plain,
-    to_plain,
+    refuse_unreadable,
 )
 from fedveil.serialization.imports import imported
 
@@ -66,7 +65,9 @@ def call(name: str, plain: Mapping[str, Any]) -> Recipe:
         check_value(value, hints.get(given, Any), f"{name}: {given}")
     if name in ALGORITHMS:
         return _recipe(name, method, values)
-    return _readable(name, _own_recipe(name, method, values))
+    recipe = _own_recipe(name, method, values)
+    refuse_unreadable(recipe)
+    return recipe
 
 
 def _value(name: str, plain: Any, hint: Any) -> Any:
@@ -99,16 +100,6 @@ def _own_recipe(name: str, method: Method, values: Mapping[str, Any]) -> Recipe:
         raise UserError(
             f"The algorithm '{name}' returned a {type(recipe).__name__}, not a fedveil.Recipe. "
             "Name a function that returns one."
-        )
-    return recipe
-
-
-def _readable(name: str, recipe: Recipe) -> Recipe:
-    """Refuse, before a run starts, a recipe that could not be read back from recipe.toml."""
-    if recipe_from_plain(to_plain(recipe)) != recipe:
-        raise UserError(
-            f"The recipe of '{name}' changes when it is written to recipe.toml and read back. Use "
-            "only numbers, texts, tuples of these, and parts as fields of its parts."
         )
     return recipe
 

@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from fedveil.ledger.ledger import (
 from fedveil.ledger.session import BudgetError, Session
 from fedveil.loop import State
 from fedveil.parts.part import foreign
+from fedveil.privacy.answers import Answers, answers, require_unchanged
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.composition import Way, plan, ways
 from fedveil.privacy.guarantee import Rounds, units
@@ -59,6 +60,14 @@ class Terms:
     identity: str  # of everything that must stay the same when the run is resumed
     account_name: str | None = None  # None: the account of the data
     key: Key  # of the run's random streams
+    answers: Answers = field(init=False, repr=False)  # of its parts, which must not change
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "answers", answers(self.recipe, *self.size))
+
+    def require_unchanged(self) -> None:
+        """Refuse a recipe whose parts answer differently than when the run was prepared."""
+        require_unchanged(self.recipe, *self.size, self.answers)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -103,6 +112,7 @@ def enrol(
     A private run that is saved is recorded. On data with a budget, every run is recorded, or it is
     refused.
     """
+    terms.require_unchanged()
     if saved and trace is None and state.round and terms.secret:
         raise UserError(
             "This run's ledger.json is missing, which records how much of its secret noise was "
@@ -166,6 +176,7 @@ def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
     All planned rounds count, since when a run ends may depend on what it has released. Rounds that
     were drawn and lost in a crash count as well, and are added to a cap.
     """
+    terms.require_unchanged()
     lost, drawn = (0, 0) if session is None else (session.redrawn, session.rounds)
     drawn = max(drawn, completed)
     limited = bool(lost) and _limited(terms, terms.rounds + lost, drawn, lost)
@@ -202,6 +213,7 @@ def reserve(enrolment: Enrolment, terms: Terms, round: int) -> None:
             "The recipe, data, model, rounds or key of this training were replaced after its "
             "enrolment, so the ledger would charge another run. Prepare a new training."
         )
+    terms.require_unchanged()
     if enrolment.session is None:
         _refuse_on_new_budget(enrolment, round)
         return
@@ -231,7 +243,11 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
 
 
 def check(enrolment: Enrolment, round: int, state: State) -> str:
-    """The digest of what a round will publish; a repeated round must be equal."""
+    """The digest of what a round will publish; a repeated round must be equal.
+
+    A round in which a part has changed is not published: its noise may not be what was charged.
+    """
+    enrolment.terms.require_unchanged()
     if enrolment.session is None:
         return ""
     released = digest(state)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.accounting.events import GaussianRelease, NonPrivate, Release
+from fedveil.accounting.events import GaussianRelease, NonPrivate, Release, alike
 from fedveil.accounting.norms import Adjacency, Norms
 from fedveil.parts.checks import check, not_negative, number, positive
 from fedveil.parts.part import Begin, Part, Tensors
@@ -32,6 +32,7 @@ MARGIN = 1.0 - 2.0**-20
 TINY = 2.0**-100
 SMALLEST, LARGEST = 2.0**-126, 2.0**126  # scales that float32 represents without loss
 LEAST_NORM, LARGEST_NORM = 1e-12, 1e12  # limits of an adaptive threshold
+LEVELS = tuple(10.0**k for k in range(-12, 13))  # of an adaptive threshold, over its first value
 
 
 class Bound(Part, ABC):
@@ -108,20 +109,43 @@ class Bound(Part, ABC):
         return self
 
     def misfit(self, recipe: Recipe) -> str | None:
-        """An adaptive bound needs noise that scales with it: it is accounted at the first bound."""
+        """A bound that changes says so, and needs noise that changes with it.
+
+        It is accounted at its first norms, so a round must release the same at any other.
+        """
+        if not self.adapts:
+            return self._unused()
         noise, first = recipe.noise, self.norms(2)
-        if not self.adapts or not noise.private or not noise.calibrated or not first.bounded:
+        if not noise.private or not noise.calibrated or not first.bounded:
             return None
-        larger = Norms(2, 10 * first.l1, 10 * first.l2, 10 * first.linf)
-        sums = [recipe.quantize.norms(norms) for norms in (first, larger)]
-        releases = [noise.event(message, message, 1.0, 1.0) for message in sums]
-        ratios = [one.ratio for one in releases if isinstance(one, GaussianRelease)]
-        if len(ratios) < 2 or math.isclose(*ratios, rel_tol=1e-9):
+        releases = [noise.event(message, message, 1.0, 1.0) for message in _at_levels(self, recipe)]
+        if all(alike(release, releases[0]) for release in releases):
             return None
         return (
             f"bound {type(self).__name__} and noise {type(noise).__name__} do not fit: the bound "
             "changes from round to round, but the noise does not scale with it. Use Gaussian noise."
         )
+
+    def _unused(self) -> str | None:
+        """A bound that does not adapt is never asked for the bound of a round or the next state."""
+        unused = [
+            name for name in ("at", "step") if getattr(type(self), name) != getattr(Bound, name)
+        ]
+        if not unused:
+            return None
+        return (
+            f"bound {type(self).__name__} defines `{unused[0]}`, but does not adapt, so its norms "
+            "would stay as they are. Set adapts = True, or remove it."
+        )
+
+
+def _at_levels(bound: Bound, recipe: Recipe) -> list[Norms]:
+    """The norms of a message at the first threshold and at multiples of it."""
+    first = bound.norms(2)
+    return [
+        recipe.quantize.norms(Norms(2, level * first.l1, level * first.l2, level * first.linf))
+        for level in LEVELS
+    ]
 
 
 def within(norm: float, dim: int) -> Norms:

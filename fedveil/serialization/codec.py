@@ -7,7 +7,6 @@ that class from the Python path (fedveil/serialization/imports.py).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import json
 import sys
@@ -15,6 +14,8 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from fedveil.errors import HUGE, UserError, told, unknown, with_article
 from fedveil.parts import (
@@ -35,7 +36,9 @@ from fedveil.parts import (
     statistics,
 )
 from fedveil.parts.part import Part
+from fedveil.parts.values import frozen, has_fields, is_plain
 from fedveil.recipe import Recipe
+from fedveil.serialization.code import code_of
 from fedveil.serialization.imports import imported
 
 MODULES = (
@@ -64,12 +67,12 @@ AnyPart = TypeVar("AnyPart", bound=Part)
 def to_plain(part: Any) -> dict[str, Any]:
     """A part as its kind and its fields, without fields that are None (TOML has no null).
 
-    The result is always plain values. If a part cannot be read back, the reader reports why.
+    The result is always plain values. Anything else is refused.
 
     >>> to_plain(cohort.Poisson(0.2))
     {'kind': 'Poisson', 'rate': 0.2}
     """
-    names = [field.name for field in dataclasses.fields(part)] if _has_fields(part) else []
+    names = [field.name for field in dataclasses.fields(part)] if has_fields(part) else []
     fields = {name: getattr(part, name) for name in names}
     kept = {name: _plain(value) for name, value in fields.items() if value is not None}
     kind = {} if isinstance(part, Recipe) else {"kind": kind_of(part)}
@@ -108,27 +111,46 @@ def _spelled(recipe: Recipe) -> str:
     return f"{type(recipe).__qualname__}({values})"
 
 
-def code_of(kind: type) -> str:
-    """A digest of the file that defines a class, or of its methods if there is no file."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+def _own_kinds(value: Any) -> Iterator[type]:
+    """The user-defined classes of a part, of the parts in its fields, and of those in tuples."""
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _own_kinds(item)
+    if not has_fields(value):
+        return
+    for field in dataclasses.fields(value):
+        yield from _own_kinds(getattr(value, field.name))
+    if not isinstance(value, Recipe) and ":" in kind_of(value):
+        yield type(value)
+
+
+def readable(recipe: Recipe) -> Recipe:
+    """Refuse, before a run starts, a recipe that could not be read back from recipe.toml.
+
+    A class of a script or a function cannot be imported. Its run is trained, but not read again.
+    """
+    if all(map(_importable, _own_kinds(recipe))):
+        refuse_unreadable(recipe)
+    return recipe
+
+
+def refuse_unreadable(recipe: Recipe) -> None:
+    """Refuse a recipe that changes when it is written and read back."""
+    if recipe_from_plain(to_plain(recipe)) != recipe:
+        raise UserError(
+            f"The recipe {recipe.name} changes when it is written to recipe.toml and read back. "
+            "Give a field whose default is not None a value, and compare parts by their fields."
+        )
+
+
+def _importable(kind: type) -> bool:
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if kind.__module__ == "__main__":  # another program's, when the run is read
+        return False
     try:
-        code = Path(file or "").read_bytes()
-    except OSError:
-        functions = [f for base in kind.__mro__ for f in vars(base).values()]
-        codes = [f.__code__ for f in functions if isinstance(f, types.FunctionType)]
-        code = repr([(c.co_code, c.co_names, c.co_consts) for c in codes]).encode()
-    return hashlib.blake2b(code, digest_size=16).hexdigest()
-
-
-def _own_kinds(part: Any) -> Iterator[type]:
-    """The user-defined classes of a part and of the parts in its fields."""
-    fields = dataclasses.fields(part) if _has_fields(part) else ()
-    for field in fields:
-        value = getattr(part, field.name)
-        if _has_fields(value) or (isinstance(part, Recipe) and value is not None):
-            yield from _own_kinds(value)
-    if not isinstance(part, Recipe | str) and ":" in kind_of(part):
-        yield type(part)
+        return imported(name, "part", "class", "soft:SoftClip") is kind
+    except UserError:
+        return False
 
 
 def recipe_from_plain(plain: Mapping[str, Any]) -> Recipe:
@@ -173,7 +195,7 @@ def _own_part(kind: str, where: str, hint: Any) -> type:
             f'write kind = "module:{name.rpartition(".")[2][:80]}".'
         )
     found = imported(kind, f"part in [{where}]", "class", "soft:SoftClip")
-    if not (isinstance(found, type) and found.__module__ == path and _frozen(found)):
+    if not (isinstance(found, type) and found.__module__ == path and frozen(found)):
         raise UserError(
             f"[{where}] has kind '{kind}', which is not a frozen dataclass defined in '{path}'. "
             "Put @dataclasses.dataclass(frozen=True) above the class."
@@ -184,20 +206,17 @@ def _own_part(kind: str, where: str, hint: Any) -> type:
     return found
 
 
-def _has_fields(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
-
-
-def _frozen(kind: type) -> bool:
-    return dataclasses.is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
-
-
 def _plain(value: Any) -> Any:
-    if _has_fields(value):
+    if has_fields(value):
         return to_plain(value)
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return value if isinstance(value, str | int | float) else repr(value)
+    if is_plain(value):
+        return value.item() if isinstance(value, np.generic) else value
+    raise UserError(
+        f"{told(value)} cannot be written to recipe.toml. Use numbers, texts, tuples of these, and "
+        "frozen dataclasses as fields."
+    )
 
 
 def check_value(value: Any, hint: Any, where: str) -> None:
@@ -278,7 +297,7 @@ def _is(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return any(type(value) is type(one) and value == one for one in get_args(kind))
     if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is(item, get_args(kind)[0]) for item in value)
+        return isinstance(value, tuple) and _fits_each(value, get_args(kind))
     if get_origin(kind) is Sequence and isinstance(value, Sequence):
         return all(_fits(item, get_args(kind)[0]) for item in value)
     if isinstance(value, bool) or kind is bool:
@@ -288,6 +307,13 @@ def _is(value: Any, kind: Any) -> bool:
     if kind is float:
         return isinstance(value, int | float)
     return isinstance(value, get_origin(kind) or kind)
+
+
+def _fits_each(items: tuple[Any, ...], hints: tuple[Any, ...]) -> bool:
+    """Whether items fit the arguments of `tuple[...]`."""
+    if hints[-1:] == (Ellipsis,):
+        return all(_fits(item, hints[0]) for item in items)
+    return len(items) == len(hints) and all(map(_fits, items, hints))
 
 
 def _checkable(kind: Any) -> bool:
@@ -308,8 +334,9 @@ def _wanted(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(f"'{choice}'" for choice in get_args(kind))
     if get_origin(kind) is tuple:
-        each = get_args(kind)[0]
-        return f"a list, each {_wanted(each)}" if _checkable(each) else "a tuple"
+        each, *others = get_args(kind) or (Any,)
+        alike = others == [Ellipsis] and _checkable(each)
+        return f"a list, each {_wanted(each)}" if alike else "a tuple"
     if known := [name for name, part in sorted(PARTS.items()) if _allows(kind, part)]:
         return (
             f"a part of kind {', '.join(known)}, or your own class that inherits from "
@@ -324,4 +351,17 @@ def _wanted(kind: Any) -> str:
 def _value(value: Any, where: str, hint: Any) -> Any:
     if isinstance(value, Mapping):
         return part_from_plain(value, where, hint)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(_value(item, where, _item_hint(hint, i)) for i, item in enumerate(value))
+    return value
+
+
+def _item_hint(hint: Any, position: int) -> Any:
+    """The annotation of an item of a list, from that of the list."""
+    for kind in _kinds(hint):
+        each = get_args(kind)
+        if get_origin(kind) is Sequence or each[1:] == (Ellipsis,):
+            return each[0]
+        if get_origin(kind) is tuple and position < len(each):
+            return each[position]
+    return Any if tuple in _kinds(hint) else hint

@@ -41,7 +41,7 @@ from fedveil.privacy.secure import secured
 from fedveil.privacy.statement import Setting
 from fedveil.random.streams import SecretKey, run_key, torch_generator
 from fedveil.recipe import Recipe
-from fedveil.serialization.codec import identified
+from fedveil.serialization.codec import identified, readable
 from fedveil.training.metrics import Chosen, Metric, Score, chosen
 from fedveil.training.private_evaluation import identity as evaluated_on
 from fedveil.training.private_evaluation import planned_evaluation, released
@@ -129,8 +129,8 @@ def prepare(
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     fingerprint = data.fingerprint()
     identity = run_key(
-        seed, identified(recipe), rounds, _model_facts(task, x, data), fingerprint, noise, delta,
-        *_noise_of(data), *(() if plan is None else evaluated_on(plan, data)),
+        seed, identified(readable(recipe)), rounds, _model_facts(task, x, data), fingerprint,
+        noise, delta, *_noise_of(data), *(() if plan is None else evaluated_on(plan, data)),
     )  # fmt: skip
     team.require_same(identity)
     spec = RunSpec(

@@ -20,9 +20,10 @@ from fedveil.engines.updates import Engine
 from fedveil.ledger import charging
 from fedveil.ledger.charging import Charge, Enrolment, Trace
 from fedveil.ledger.session import Session
-from fedveil.loop import Info, State, own_models, run_round
+from fedveil.loop import Info, State, bound_of, own_models, run_round
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import Local
+from fedveil.privacy.answers import require_accounted
 from fedveil.privacy.guarantee import Guarantee
 from fedveil.privacy.statement import Statement, statement
 from fedveil.random.streams import Key
@@ -158,6 +159,7 @@ class Training:
         """Reserve a round in the ledger, train it, publish it, and commit it."""
         enrolment = self.progress.enrolment or self.enrol()
         started, round = time.perf_counter(), self.state.round
+        self._require_accounted()
         charging.reserve(enrolment, self.spec, round)
         self.team.lead("play", self.state.x)
         state, info = self.play()
@@ -168,6 +170,11 @@ class Training:
         self.participants.add(record.round, info.seen)
         charging.commit(enrolment, info.round, released)
         return record
+
+    def _require_accounted(self) -> None:
+        """Refuse a round whose bound, if it adapts, is not covered by what is accounted."""
+        bound = bound_of(self.recipe, self.state)
+        require_accounted(self.recipe, bound, *self.spec.size, self.spec.answers)
 
     def play(self) -> tuple[State, Info]:
         """Compute this process's part of one round."""

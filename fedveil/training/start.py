@@ -17,9 +17,10 @@ from fedveil.engines.task import Task
 from fedveil.errors import UserError
 from fedveil.ledger import charging
 from fedveil.ledger.session import BudgetError
+from fedveil.privacy.answers import ChangedError
 from fedveil.runs.directory import RunDirectory, refuse_taken
 from fedveil.runs.saved import SavedRun
-from fedveil.training.checkpoint import load, write_result, write_round, write_start
+from fedveil.training.checkpoint import checkpoint, load, write_result, write_round, write_start
 from fedveil.training.interrupt import stop_after_interrupt
 from fedveil.training.loggers import Logger, check_loggers, logged
 from fedveil.training.prepare import prepare
@@ -108,6 +109,10 @@ def finish(training: Training, watch: Watch | None = None) -> Result:
                 except BudgetError as problem:
                     refusal = problem
                     continue
+                except ChangedError:
+                    if len(training.records) == training.state.round:
+                        checkpoint(training)
+                    raise
                 if watch is not None:
                     watch(training, record)
                 write_round(training, record)

@@ -26,6 +26,7 @@ from fedveil.parts import (
     Bound,
     Clip,
     Cohort,
+    FixedSize,
     Gaussian,
     Memory,
     Noise,
@@ -45,7 +46,7 @@ from fedveil.parts.statistics import Statistics
 from fedveil.privacy.calibrate import Budget, calibrated
 from fedveil.privacy.composition import plan
 from fedveil.privacy.statement import statement
-from fedveil.recipe import Recipe
+from fedveil.recipe import Recipe, View, observed
 from fedveil.testing.recipes import CLIENTS, DIM, check_history, check_neighbours
 from fedveil.testing.replay import Scripted, WatchedCohort, normal_answers, people, play
 from fedveil.training.prepare import prepare
@@ -53,6 +54,9 @@ from fedveil.training.start import finish, resume, train
 from tests.contracts.test_own_parts import CLIPPED, prepared
 
 DELTA = 1e-5
+
+
+SILOS = algorithms.silo_dp_fedavg(noise_multiplier=1.0, rate=0.1, steps=2)
 
 
 # Noise
@@ -102,6 +106,7 @@ def test_noise_of_a_message_has_an_integer_for_each_coordinate() -> None:
             prepared(recipe)
 
 
+@dataclass(frozen=True)
 class OneNumber(Noise):
     """One number, which would be added to every coordinate."""
 
@@ -167,24 +172,28 @@ class SlyClip(Clip):
         return Sly(dim, found.l1, found.l2, found.linf)
 
 
+@dataclass(frozen=True)
 class Moody(Bound):
     """Declares a thousandth of its norms once it has bounded an update."""
 
-    norm = 700.0
+    norm: float = 700.0
 
     def scale(self, norms: Tensor) -> Tensor:
-        self.norm = 0.7
+        object.__setattr__(self, "norm", 0.7)
         return 700 / norms.clamp_min(1e-30)
 
     def norms(self, dim: int) -> Norms:
         return within(self.norm, dim)
 
 
+@dataclass(frozen=True)
 class Listening(OneNumber):
     """Notes the norms that it is drawn for."""
 
+    heard: float = 0.0
+
     def draw(self, message: Norms, *rest: Any) -> Tensor:
-        self.heard = message.l2
+        object.__setattr__(self, "heard", message.l2)
         return torch.zeros(message.dim, dtype=torch.float64)
 
 
@@ -232,13 +241,12 @@ class SmallInMany(NoQuantization):
         return replace(bound, l1=bound.l1 * share, l2=bound.l2 * share, linf=bound.linf * share)
 
 
+@dataclass(frozen=True)
 class Buffered(Bound):
     """Returns the same tensor every time."""
 
     radial = False
-
-    def __init__(self) -> None:
-        self.out = torch.zeros(1, DIM)
+    out = torch.zeros(1, DIM)
 
     def rows(self, updates: Tensor) -> Tensor:
         self.out[:] = updates * min(1.0, 0.7 / max(float(updates.norm()), 1e-30))
@@ -248,11 +256,11 @@ class Buffered(Bound):
         return within(0.7, dim)
 
 
+@dataclass(frozen=True)
 class BufferedScale(Bound):
     """Returns the same scale every time."""
 
-    def __init__(self) -> None:
-        self.out = torch.zeros(1, dtype=torch.float64)
+    out = torch.zeros(1, dtype=torch.float64)
 
     def scale(self, norms: Tensor) -> Tensor:
         return self.out.copy_(0.5 * norms.clamp_max(1.0))
@@ -261,11 +269,11 @@ class BufferedScale(Bound):
         return within(0.7, dim)
 
 
+@dataclass(frozen=True)
 class BufferedSteps(Quantize):
     """Returns the same grid steps every time."""
 
-    def __init__(self) -> None:
-        self.out = torch.zeros(1, DIM, dtype=torch.int64)
+    out = torch.zeros(1, DIM, dtype=torch.int64)
 
     def __call__(self, rows: Tensor, bound: Norms, rng: Any) -> Tensor:
         self.out[:] = (rows * 64 / bound.linf).trunc().long()
@@ -314,13 +322,85 @@ BROKEN = {
     "scale with a buffer": replace(CLIPPED, bound=BufferedScale()),
     "quantizer with a buffer": replace(CLIPPED, quantize=BufferedSteps()),
     "scale that changes its norms": replace(CLIPPED, bound=InPlaceScale()),
-    "bound that changes in a round": replace(CLIPPED, bound=Later(0.7)),
+    "bound that changes in a round": observed(CLIPPED, bound=Later(0.7)),
 }
 
 
 @pytest.mark.parametrize("recipe", BROKEN.values(), ids=BROKEN)
 def test_one_client_moves_the_sum_by_one_message(recipe: Recipe) -> None:
     check_neighbours(recipe)
+
+
+def test_a_bound_that_would_change_says_that_it_adapts() -> None:
+    @dataclass(frozen=True)
+    class Stepping(Clip):
+        """Does not adapt, and has a next state."""
+
+        def step(self, state: Tensors, *rest: Any) -> Tensors:
+            return state
+
+    for bound, name in ((Later(0.7), "at"), (Stepping(0.7), "step")):
+        words = f"defines `{name}`, but does not adapt.*Set adapts = True, or remove it"
+        with pytest.raises(UserError, match=words):
+            replace(CLIPPED, bound=bound)
+
+
+@dataclass(frozen=True)
+class Warm(Bound):
+    """C_k = norm·1.5^k, which is public."""
+
+    norm: float = 1.0
+    adapts = True
+
+    def scale(self, norms: Tensor) -> Tensor:
+        return Clip(self.norm).scale(norms)
+
+    def norms(self, dim: int) -> Norms:
+        return within(self.norm, dim)
+
+    @property
+    def threshold(self) -> float:
+        return self.norm
+
+    def initial_state(self, begin: Begin) -> Tensors:
+        return {"round": torch.zeros(1)}
+
+    def at(self, state: Tensors) -> Bound:
+        return Clip(self.norm * 1.5 ** float(state["round"]))
+
+    def step(self, state: Tensors, *rest: Any) -> Tensors:
+        return {"round": state["round"] + 1}
+
+    def joined(self, release: events.Release, *rest: Any) -> events.Release:
+        return release
+
+
+@dataclass(frozen=True)
+class Laplace(Noise):
+    """Follows the bound between two norms."""
+
+    least: float = 0.0
+    most: float = math.inf
+
+    def draw(self, message: Norms, arrived: int, expected: float, rng: Any) -> Tensor:
+        return torch.from_numpy(rng.laplace(0, 50 * self.followed(message), message.dim))
+
+    def followed(self, message: Norms) -> float:
+        return min(max(message.l1, self.least), self.most)
+
+    def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
+        return events.ApproximateRelease(sensitivity.l1 / (50 * self.followed(message)), 0.0)
+
+
+@pytest.mark.parametrize("noise", [Laplace(1.0, 1.0), Laplace(most=1000.0), Laplace(least=1e-3)])
+def test_noise_of_any_kind_follows_a_moving_bound(noise: Noise) -> None:
+    with pytest.raises(UserError, match="bound Warm and noise Laplace do not fit: the bound chang"):
+        replace(CLIPPED, bound=Warm(), noise=noise)
+
+
+def test_noise_that_follows_a_moving_bound_fits_whatever_its_kind() -> None:
+    recipe = replace(CLIPPED, bound=Warm(), noise=Laplace())
+    assert recipe.release(DIM, CLIENTS) == events.ApproximateRelease(1 / 50, 0.0)
 
 
 def test_a_number_does_not_count_in_every_coordinate() -> None:
@@ -399,6 +479,130 @@ def test_the_loop_s_count_survives_a_checkpoint(blobs: Federated, tmp_path: Path
 
 
 @dataclass(frozen=True)
+class Amplified(Cohort):
+    """Amplifies under the adjacency of a cohort that knows nothing, unless another is given."""
+
+    size: int = 20
+    adjacency: Any = "zero-out"
+    poisson: bool = False
+    fixed = True
+
+    def expected(self, population: int) -> float:
+        return float(self.size)
+
+    def draw(self, population: int, rng: Any, state: Tensors | None = None) -> np.ndarray:
+        return np.sort(rng.choice(population, self.size, replace=False))
+
+    def amplify(self, event: events.Round, population: int) -> events.Round:
+        assert isinstance(event, events.GaussianRelease)
+        if self.poisson:
+            return events.PoissonSampled(self.size / population, event)
+        return events.SampledWithoutReplacement(self.size, population, event)
+
+
+def test_sampling_counts_only_for_the_neighbours_that_it_is_proven_for() -> None:
+    fitting = replace(CLIPPED, cohort=Amplified(adjacency="replace-one"))
+    assert fitting.event(DIM, 100) == replace(CLIPPED, cohort=FixedSize(20)).event(DIM, 100)
+    for cohort, theorem, wanted in (
+        (Amplified(), "SampledWithoutReplacement", "replace-one"),
+        (Amplified(adjacency="add-remove"), "SampledWithoutReplacement", "replace-one"),
+        (Amplified(poisson=True), "PoissonSampled", "add-remove"),
+        (Amplified(adjacency="replace-one", poisson=True), "PoissonSampled", "add-remove"),
+    ):
+        words = f"{theorem} is proven for {wanted} neighbours, but cohort Amplified is accounted"
+        with pytest.raises(UserError, match=words):
+            replace(CLIPPED, cohort=cohort).spent(DIM, 100, 10)
+
+
+@dataclass(frozen=True)
+class OfRandomSize(Amplified):
+    """Of a fixed size by its event only."""
+
+    fixed = False
+
+
+def test_sampling_counts_only_for_draws_that_it_is_proven_for() -> None:
+    for cohort, words in (
+        (Amplified(adjacency="add-remove", poisson=True), "drawn independently, .* fixed = True"),
+        (OfRandomSize(adjacency="replace-one"), "cohorts of a fixed size, but .* fixed = False"),
+    ):
+        with pytest.raises(UserError, match=words):
+            replace(CLIPPED, cohort=cohort).spent(DIM, 100, 10)
+
+
+@dataclass(frozen=True)
+class Shortening(Amplified):
+    """Claims fewer rounds until its cap, sampled in another way."""
+
+    cap: int | None = 3
+
+    def amplify(self, event: events.Round, population: int) -> events.Round:
+        return event
+
+    def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
+        assert isinstance(hidden.event, events.GaussianRelease)
+        return (events.Composed(events.PoissonSampled(0.01, hidden.event), 3),)
+
+
+@dataclass(frozen=True)
+class Sampling(Noise):
+    """Claims sampling, which it does not see."""
+
+    at: Any = "client"
+
+    def draw(self, message: Norms, *rest: Any) -> Tensor:
+        return torch.zeros(message.dim, dtype=torch.float64)
+
+    def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
+        return events.Dominated(events.PoissonSampled(0.01, events.GaussianRelease(2.0)))
+
+
+def test_no_part_brings_sampling_that_is_proven_for_other_neighbours() -> None:
+    with pytest.raises(UserError, match="PoissonSampled is proven for add-remove neighbours"):
+        replace(CLIPPED, cohort=Shortening()).spent(DIM, 100, 10)
+    views: tuple[View, ...] = ("models", "messages")
+    for view in views:
+        with pytest.raises(UserError, match="PoissonSampled is proven for add-remove neighbours"):
+            replace(CLIPPED, noise=Sampling()).release(DIM, 100, view)
+
+
+@dataclass(frozen=True)
+class Uncharged(OneNumber):
+    """Says that it is not private, and has an event."""
+
+    private = False
+
+    def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
+        return events.GaussianRelease(2.0)
+
+
+@dataclass(frozen=True)
+class UnchargedSilos(SiloGaussian):
+    """Says that it is not private, and adds noise in silos."""
+
+    private = False
+    by_silo = True
+
+    def inside(self, silo: int) -> Noise:
+        return Gaussian(1.0)
+
+
+def test_a_guarantee_is_stated_for_no_run_that_is_not_charged() -> None:
+    for recipe in (
+        replace(CLIPPED, noise=Uncharged()),
+        replace(SILOS, noise=UnchargedSilos((1.0,))),
+    ):
+        assert not recipe.private
+        views: tuple[View, ...] = ("models", "sum", "messages")
+        assert all(isinstance(recipe.release(DIM, 8, v), events.NonPrivate) for v in views)
+        said = statement(recipe, DIM, 8, 3, DELTA)
+        assert math.isinf(said.main.epsilon)
+    assert "noise Uncharged declares that it is not private" in str(
+        replace(CLIPPED, noise=Uncharged()).event(DIM, 8)
+    )
+
+
+@dataclass(frozen=True)
 class Promising(Same):
     """Promises the noise of more clients than it draws."""
 
@@ -442,13 +646,12 @@ class Unasked(Silent, Poisson):
     draw = Same.draw
 
 
+@dataclass(frozen=True)
 class Wrapped:
     """Answers like Poisson, and draws in another way."""
 
+    inner: Cohort = Poisson(0.1)
     draw = Same.draw
-
-    def __init__(self) -> None:
-        self.inner = Poisson(0.1)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -554,9 +757,6 @@ def test_a_separation_of_one_s_own_does_not_count() -> None:
 
 
 # Silos
-
-
-SILOS = algorithms.silo_dp_fedavg(noise_multiplier=1.0, rate=0.1, steps=2)
 
 
 @dataclass(frozen=True)
@@ -698,9 +898,10 @@ def test_a_plan_does_not_depend_on_another_client_s_size() -> None:
 
 
 def test_calibration_asks_a_part_that_may_change_again() -> None:
+    @dataclass(frozen=True)
     class Changing(Cohort):
         adjacency = "add-remove"
-        rate = 0.01
+        rate: float = 0.01
 
         def expected(self, population: int) -> float:
             return self.rate * population
@@ -714,7 +915,7 @@ def test_calibration_asks_a_part_that_may_change_again() -> None:
     cohort = Changing()
     recipe = replace(CLIPPED, cohort=cohort, noise=Gaussian())
     calibrated(recipe, Budget(1.0, DELTA), 20, DIM, 1000)
-    cohort.rate = 0.9
+    object.__setattr__(cohort, "rate", 0.9)
     found = calibrated(recipe, Budget(1.0, DELTA), 20, DIM, 1000)
     assert statement(found, DIM, 1000, 20, DELTA).main.epsilon <= 1.0
 

@@ -414,7 +414,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the server's noise counted against the server",
-        line(Recipe, "release", ('self.noise.at == "server" and view', "False and view")),
+        line(Recipe, "_exposed", ('self.noise.at == "server" and view', "False and view")),
         "check_views",
         of(check_views, "dp_fedavg"),
     ),

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedveil import loop
+from fedveil import loop, synthetic
 from fedveil import recipe as recipe_module
 from fedveil.engines import asking, bounding
 from fedveil.errors import UserError
-from fedveil.parts import bound, memory, noise, part, server
+from fedveil.ledger import charging
+from fedveil.parts import bound, memory, noise, part, server, values
+from fedveil.privacy.answers import ChangedError
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
+from fedveil.serialization import code
 from fedveil.testing import check_bound, check_memory, check_noise, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
+from fedveil.training import run as training_run
+from fedveil.training.prepare import prepare
+from fedveil.training.run import Training
 from tests.contracts import test_hostile_parts as hostile
 from tests.contracts.test_own_parts import (
     CLIPPED,
@@ -31,8 +39,10 @@ from tests.contracts.test_own_parts import (
     prepared,
 )
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.algorithms import test_own_algorithm
 from tests.unit.engines import test_asking as asked
-from tests.unit.parts import test_server
+from tests.unit.parts import test_server, test_values
+from tests.unit.privacy import test_answers
 
 
 def refused(rounds: int = 1, **parts: Any) -> None:
@@ -41,6 +51,22 @@ def refused(rounds: int = 1, **parts: Any) -> None:
     except UserError:
         return
     raise AssertionError(f"{parts} were trained with")
+
+
+def unbuilt(**parts: Any) -> None:
+    try:
+        replace(CLIPPED, **parts)
+    except UserError:
+        return
+    raise AssertionError(f"{parts} made a recipe")
+
+
+def unaccounted(**parts: Any) -> None:
+    try:
+        replace(CLIPPED, **parts).spent(6, 100, 10)
+    except UserError:
+        return
+    raise AssertionError(f"{parts} were accounted")
 
 
 def silo_refused(kind: type) -> None:
@@ -56,7 +82,76 @@ def seeing_all(owner: ModuleType) -> Callable[[Any], None]:
     return returning(owner, "of_each", lambda part, function, *rows, **options: function(*rows))
 
 
+def changed(ask: Callable[[Training], Any]) -> Callable[[], None]:
+    """A guard: what is asked of a run is refused once one of its parts has changed."""
+
+    def check() -> None:
+        recipe = replace(test_answers.BASE, noise=test_answers.Telling(1.0))
+        data = synthetic(clients=4, examples=3, features=2, classes=2)
+        training = prepare(recipe, data, rounds=2, engine="loop")
+        with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+            training.enrol(Path(place) / "ledger.sqlite")
+            patch.setattr(test_answers.Telling, "scale", 9.0)
+            try:
+                ask(training)
+            except ChangedError:
+                return
+        raise AssertionError("a part has changed, and nothing was refused")
+
+    return check
+
+
+def enrolled(training: Training) -> charging.Enrolment:
+    assert training.progress.enrolment is not None
+    return training.progress.enrolment
+
+
+def moved() -> None:
+    """A round at a threshold at which it releases more than is accounted is refused."""
+    recipe = replace(test_answers.BASE, bound=hostile.Warm(), noise=test_answers.OnlyInTwo())
+    data = synthetic(clients=4, examples=3, features=2, classes=2)
+    training = prepare(recipe, data, rounds=2, engine="loop")
+    with tempfile.TemporaryDirectory() as place:
+        training.enrol(Path(place) / "ledger.sqlite")
+        training.step()
+        try:
+            training.step()
+        except ChangedError:
+            return
+    raise AssertionError("a round was trained that is not accounted")
+
+
 MUTATIONS = [
+    Mutation(
+        "rounds reserved for parts that have changed",
+        line(charging, "reserve", ("    terms.require_unchanged()\n", "")),
+        "a reserve",
+        changed(lambda training: charging.reserve(enrolled(training), training.spec, 0)),
+    ),
+    Mutation(
+        "rounds published of parts that have changed",
+        line(charging, "check", ("    enrolment.terms.require_unchanged()\n", "")),
+        "the check before a round is published",
+        changed(lambda training: charging.check(enrolled(training), 0, training.state)),
+    ),
+    Mutation(
+        "a statement of parts that have changed",
+        line(charging, "charged", ("    terms.require_unchanged()\n", "")),
+        "a statement",
+        changed(Training.statement),
+    ),
+    Mutation(
+        "runs enrolled with parts that have changed",
+        line(charging, "enrol", ("    terms.require_unchanged()\n", "")),
+        "an enrolment",
+        changed(Training.enrol),
+    ),
+    Mutation(
+        "thresholds that are not accounted",
+        line(training_run.Training, "step", ("    self._require_accounted()\n", "")),
+        "a round at another threshold",
+        moved,
+    ),
     Mutation(
         "a stranger's bound is not held to its norms",
         returning(bounding, "held", lambda rows, norms: rows),
@@ -124,6 +219,72 @@ MUTATIONS = [
         lambda: refused(cohort=hostile.Wrapped()),
     ),
     Mutation(
+        "fields that do not identify a part",
+        returning(recipe_module, "refuse_unplain", lambda part: None),
+        "an array of limits",
+        lambda: unbuilt(bound=test_values.Each(np.ones(2))),
+    ),
+    Mutation(
+        "a part that its fields do not build again",
+        returning(values, "_refuse_changed", lambda part: None),
+        "a field that is divided by 100 each time",
+        lambda: unbuilt(bound=test_values.Percent(150.0)),
+    ),
+    Mutation(
+        "settings beside the fields of a part",
+        returning(values, "_refuse_hidden", lambda part: None),
+        "limits beside a norm",
+        lambda: unbuilt(bound=test_values.Hiding(1.0, (1.0, 2.0))),
+    ),
+    Mutation(
+        "values of a function that are not in the key of its class",
+        returning(code, "_captured", lambda kind: []),
+        "test_classes_of_one_function_are_told_apart_by_what_they_captured",
+        test_own_algorithm.test_classes_of_one_function_are_told_apart_by_what_they_captured,
+    ),
+    Mutation(
+        "sampling that is proven for other neighbours",
+        returning(Recipe, "_proven", lambda self, event, adjacency: event),
+        "test_sampling_counts_only_for_the_neighbours_that_it_is_proven_for",
+        lambda: unaccounted(cohort=hostile.Amplified()),
+    ),
+    Mutation(
+        "coins that are claimed for a cohort of a fixed size",
+        line(Recipe, "_proven", ("if sized != self.cohort.fixed:", "if False:")),
+        "a fixed size that is sampled by coins",
+        lambda: unaccounted(cohort=hostile.Amplified(adjacency="add-remove", poisson=True)),
+    ),
+    Mutation(
+        "sampling until a cap that is proven for other neighbours",
+        line(Recipe, "spent", ("self._proven(one.event, self.cohort.adjacency)", "pass")),
+        "sampling until a cap",
+        lambda: unaccounted(cohort=hostile.Shortening()),
+    ),
+    Mutation(
+        "an event of noise that is not private",
+        line(Recipe, "release", ("not self.private and", "False and")),
+        "test_a_guarantee_is_stated_for_no_run_that_is_not_charged",
+        hostile.test_a_guarantee_is_stated_for_no_run_that_is_not_charged,
+    ),
+    Mutation(
+        "a moving bound with noise of another kind than Gaussian",
+        returning(bound, "alike", lambda one, other: not hasattr(one, "ratio") or one == other),
+        "Laplace noise of one scale",
+        lambda: unbuilt(bound=hostile.Warm(), noise=hostile.Laplace(1.0, 1.0)),
+    ),
+    Mutation(
+        "a moving bound at two thresholds only",
+        returning(bound, "LEVELS", (1.0, 10.0)),
+        "Laplace noise up to a bound",
+        lambda: unbuilt(bound=hostile.Warm(), noise=hostile.Laplace(most=1000.0)),
+    ),
+    Mutation(
+        "a bound that does not say that it adapts",
+        returning(bound.Bound, "_unused", lambda self: None),
+        "a bound of a round",
+        lambda: unbuilt(bound=hostile.Later(0.7)),
+    ),
+    Mutation(
         "a silo's step that is accounted as in round 0",
         line(Recipe, "accounted_inside", ("if now != accounted:", "if False:")),
         "a silo that samples more in later rounds",
@@ -137,13 +298,13 @@ MUTATIONS = [
     ),
     Mutation(
         "lost rounds of a stranger's correlated noise",
-        line(Recipe, "release", ("self.lost or release.lost", "release.lost")),
+        line(Recipe, "_noisy", ("self.lost or release.lost", "release.lost")),
         "test_statement_and_ledger_agree_on_lost_rounds",
         hostile.test_statement_and_ledger_agree_on_lost_rounds,
     ),
     Mutation(
         "a cap of correlated noise that the adversary keeps",
-        line(Recipe, "release", ('if view == "models" else (1, None)', "")),
+        line(Recipe, "_noisy", ('if view == "models" else (1, None)', "")),
         "test_a_cap_does_not_count_where_the_server_is_the_adversary",
         hostile.test_a_cap_does_not_count_where_the_server_is_the_adversary,
     ),

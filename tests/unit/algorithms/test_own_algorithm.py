@@ -24,7 +24,8 @@ from fedveil.parts.noise import Gaussian
 from fedveil.parts.statistics import Statistics
 from fedveil.privacy.statement import statement
 from fedveil.recipe import Recipe
-from fedveil.serialization.codec import code_of, identified, recipe_from_plain, to_plain
+from fedveil.serialization.code import code_of
+from fedveil.serialization.codec import identified, recipe_from_plain, to_plain
 from fedveil.training.prepare import prepare
 from fedveil.training.settings import Settings, read_settings, resolve_recipe
 
@@ -299,9 +300,11 @@ def test_statistics_and_evaluations_are_part_of_the_key_as_they_always_were() ->
 class Clumsy(Bound):
     """A bound with a field that TOML cannot hold, and one that is called as the kind is."""
 
-    table: Tensor
+    table: Any = 1.0
     kind: str = "mine"
     numbers: tuple[float, ...] = (1.0, 2.0)
+    pairs: tuple[tuple[int, float], ...] = ((1, 0.5),)
+    inner: tuple[Clip, ...] = (Clip(1.0), Clip(2.0))
 
     def scale(self, norms: Tensor) -> Tensor:
         return Clip(1.0).scale(norms)
@@ -310,7 +313,10 @@ class Clumsy(Bound):
         return within(1.0, dim)
 
 
-def test_a_run_with_a_part_that_cannot_be_read_back_is_saved_and_reading_says_why(
+BASE = fv.algorithms.dp_fedavg(noise_multiplier=1.0)
+
+
+def test_a_run_whose_class_cannot_be_imported_is_saved_and_reading_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FEDVEIL_LEDGER", str(tmp_path / "ledger.sqlite"))
@@ -319,16 +325,87 @@ def test_a_run_with_a_part_that_cannot_be_read_back_is_saved_and_reading_says_wh
         pass
 
     data = fv.synthetic(clients=4, examples=3, features=2, classes=2)
-    base = fv.algorithms.dp_fedavg(noise_multiplier=1.0)
-    cases = {"fits": Clumsy(torch.ones(2)), "inner": Inner(torch.ones(2))}
-    for name, bound in cases.items():
-        recipe = dataclasses.replace(base, bound=bound)
-        fv.train(recipe, data, rounds=1, save=tmp_path / name)
-        assert (tmp_path / name / "model.safetensors").is_file()
-    with pytest.raises(UserError, match=r"recipe.bound.table is 'tensor.*must be a Tensor"):
-        resolve_recipe(read_settings(tmp_path / "fits" / "recipe.toml", {}))
+    recipe = dataclasses.replace(BASE, bound=Inner())
+    fv.train(recipe, data, rounds=1, save=tmp_path / "inner")
+    assert (tmp_path / "inner" / "model.safetensors").is_file()
     with pytest.raises(UserError, match="defined in a script, a function or another class"):
         resolve_recipe(read_settings(tmp_path / "inner" / "recipe.toml", {}))
+
+
+def test_tuples_of_tuples_and_of_parts_survive_toml() -> None:
+    recipe = dataclasses.replace(BASE, bound=Clumsy(numbers=(0.1,), inner=(Clip(3.0),)))
+    assert recipe_from_plain(tomllib.loads(tomli_w.dumps(to_plain(recipe)))) == recipe
+    wrong = {**to_plain(recipe), "bound": {**to_plain(recipe.bound), "pairs": [[1, 0.5, 2]]}}
+    with pytest.raises(UserError, match=r"recipe.bound.pairs is"):
+        recipe_from_plain(wrong)
+
+
+@pytest.mark.parametrize("table", [torch.ones(2), [1.0], {"a": 1}, None.__class__, (1, None)])
+def test_what_toml_cannot_hold_is_never_written_as_another_text(table: Any) -> None:
+    with pytest.raises(UserError, match=r"cannot be written to recipe.toml\. Use numbers"):
+        to_plain(Clumsy(table))
+
+
+def test_a_recipe_that_cannot_be_read_back_is_refused_before_its_first_round() -> None:
+    data = fv.synthetic(clients=4, examples=3, features=2, classes=2)
+    for bound, words in (
+        (Clumsy(numbers=("x",)), r"recipe.bound.numbers is \('x',\); it must be"),  # type: ignore[arg-type]
+        (Clumsy(table=None), "changes when it is written to recipe.toml and read back"),
+    ):
+        with pytest.raises(UserError, match=words):
+            prepare(dataclasses.replace(BASE, bound=bound), data, rounds=1)
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    import numpy as np
+
+    plain = to_plain(Clumsy(np.float32(0.5), numbers=(np.float64(0.25),)))
+    assert (plain["table"], plain["numbers"]) == (0.5, [0.25])
+    assert {type(plain["table"]), type(plain["numbers"][0])} == {float}
+
+
+def test_limits_that_differ_share_no_noise() -> None:
+    """A tuple is written in full, however long."""
+    limits = tuple(0.02 for _ in range(4510))
+    other = (*limits[:2000], 0.05, *limits[2001:])
+    one, two = (dataclasses.replace(BASE, bound=Clumsy(numbers=n)) for n in (limits, other))
+    assert identified(one) != identified(two)
+
+
+def through_a_function(limit: Any) -> Recipe:
+    """A class whose method calls a function that captured a value."""
+
+    def found(dim: int) -> Norms:
+        first = limit[0] if isinstance(limit, tuple) else limit
+        return within(getattr(first, "norm", first), dim)
+
+    @dataclasses.dataclass(frozen=True)
+    class Local(Clumsy):
+        def norms(self, dim: int) -> Norms:
+            return found(dim)
+
+    return dataclasses.replace(BASE, bound=Local())
+
+
+def test_classes_of_one_function_are_told_apart_by_what_they_captured() -> None:
+    def made(limit: float, *, attribute: bool = False, by_default: bool = False) -> Recipe:
+        @dataclasses.dataclass(frozen=True)
+        class Local(Clumsy):
+            known = limit if attribute else 0.0
+
+            def norms(self, dim: int, scale: float = limit if by_default else 1.0) -> Norms:
+                return within(scale * (1.0 if attribute or by_default else limit), dim)
+
+        return dataclasses.replace(BASE, bound=Local())
+
+    for options in ({}, {"attribute": True}, {"by_default": True}):
+        one, same, other = (made(limit, **options) for limit in (1.0, 1.0, 2.0))
+        assert identified(one) == identified(same) != identified(other)
+    assert identified(through_a_function(1.0)) != identified(through_a_function(2.0))
+    assert identified(through_a_function((1, 2))) != identified(through_a_function((2, 1)))
+    assert identified(through_a_function(Clip(1.0))) != identified(through_a_function(Clip(2.0)))
+    with pytest.raises(UserError, match="Local uses limit, a Tensor, of the function"):
+        identified(made(torch.ones(1)))  # type: ignore[arg-type]
 
 
 def test_an_annotation_that_cannot_be_read_is_not_checked(own: Path) -> None:
