@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ RECIPE = Recipe("own", local=LOCAL, cohort=Poisson(0.5), bound=Clip(0.7), noise=
 
 def odd(base: type, *fields: Any, **members: Any) -> Any:
     """A part of the user's own class `Odd`, with some members changed."""
-    return type("Odd", (base,), {"__module__": __name__, **members})(*fields)
+    kind = type("Odd", (base,), {"__module__": __name__, **members})
+    return dataclass(frozen=True)(kind)(*fields)
 
 
 def rounds(recipe: Recipe, count: int = ROUNDS) -> dict[str, Tensor]:
@@ -68,6 +69,7 @@ def rounds(recipe: Recipe, count: int = ROUNDS) -> dict[str, Tensor]:
 # What parts do to the tensors of the loop
 
 
+@dataclass(frozen=True)
 class InPlaceStep(Momentum):
     """As Momentum, in the tensors that it is given."""
 
@@ -79,6 +81,7 @@ class InPlaceStep(Momentum):
         return x.sub_(self.rate(round) * state["momentum"]), state
 
 
+@dataclass(frozen=True)
 class InPlaceLearning(ErrorCompensation):
     """As ErrorCompensation, in the tensors that it is given."""
 
@@ -91,6 +94,7 @@ class InPlaceLearning(ErrorCompensation):
         return state["direction"], state
 
 
+@dataclass(frozen=True)
 class InPlaceDescent(Difference):
     """As Difference, and the model is changed on the way."""
 
@@ -99,6 +103,7 @@ class InPlaceDescent(Difference):
         return mean.neg_()
 
 
+@dataclass(frozen=True)
 class InPlaceOutput(RandomIterate):
     """As RandomIterate, with a model of its own."""
 
@@ -109,6 +114,7 @@ class InPlaceOutput(RandomIterate):
         return kept
 
 
+@dataclass(frozen=True)
 class BufferedNoise(Gaussian):
     """As Gaussian, and the same tensor in every round, which the next draw overwrites."""
 
@@ -121,6 +127,7 @@ class BufferedNoise(Gaussian):
     event = Gaussian.event
 
 
+@dataclass(frozen=True)
 class InPlaceCohort(Poisson):
     """As Poisson, and the state is reset after each draw."""
 

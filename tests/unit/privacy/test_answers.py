@@ -19,6 +19,7 @@ from fedveil.data.federated import Federated
 from fedveil.parts import Cohort, Gaussian, Noise, Poisson, Tensors
 from fedveil.privacy.answers import ChangedError, answers
 from fedveil.runs.saved import SavedRun
+from fedveil.training import prepare as preparing
 from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from fedveil.training.start import finish, start
@@ -85,15 +86,28 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
+CHANGED = r"noise Warmup has changed .*GaussianRelease\(ratio=0.3\) and is .*0.39\d*\)\. Keep"
+
+
 def started(data: Federated, path: Path | None, rounds: int = 4, **parts: Any) -> Training:
     return start(prepare(replace(BASE, **parts), data, rounds=rounds, checkpoint_every=3), path)
 
 
-def test_a_round_in_which_a_part_changes_is_not_published(blobs: Federated, tmp_path: Path) -> None:
+def test_a_part_that_changes_with_its_use_is_refused_before_it_is_charged(
+    blobs: Federated, tmp_path: Path
+) -> None:
+    with pytest.raises(ChangedError, match=CHANGED):  # the rehearsal has used it
+        started(blobs, tmp_path / "a", noise=Warmup())
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_round_in_which_a_part_changes_is_not_published(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "rehearse", lambda *given: None)
     training = started(blobs, tmp_path / "a", noise=Warmup())
     before = training.state.x.clone()
-    words = r"noise Warmup has changed .*GaussianRelease\(ratio=0.3\) and is .*0.39\d*\)\. Keep"
-    with pytest.raises(ChangedError, match=words):
+    with pytest.raises(ChangedError, match=CHANGED):
         finish(training)
     assert torch.equal(training.state.x, before)
     assert (training.state.round, training.records) == (0, [])
