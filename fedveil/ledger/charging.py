@@ -34,7 +34,6 @@ from fedveil.ledger.ledger import (
 )
 from fedveil.ledger.session import BudgetError, Session
 from fedveil.loop import State
-from fedveil.parts.part import foreign
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.composition import Way, plan, ways
 from fedveil.privacy.guarantee import Rounds, units
@@ -175,7 +174,7 @@ def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
 
 def redrawn(recipe: Recipe, rounds: int) -> Recipe:
     """The recipe after this many redrawn rounds, which its cap, if any, does not limit."""
-    return replace(recipe, cohort=recipe.cohort.redrawn(rounds), lost=rounds) if rounds else recipe
+    return replace(recipe, lost=rounds) if rounds else recipe
 
 
 def recorded(enrolment: Enrolment | None) -> str | None:
@@ -408,11 +407,7 @@ def _own_epsilon(terms: Terms, rounds: int, lost: int) -> float:
     Taking the better of two proofs for the rounds that were run would not be a filter: the run
     could end by either, and each uses all of δ.
     """
-    recipe = terms.recipe
-    if foreign(recipe.cohort):
-        proofs = ways(redrawn(recipe, lost), *terms.size, recipe.view)
-    else:
-        proofs = ways(recipe, *terms.size, recipe.view)
+    proofs = ways(terms.recipe, *terms.size, terms.recipe.view)
 
     def epsilon(proof: Way, count: int) -> float:
         return accounting.epsilon(proof.spent(count), terms.delta)

@@ -89,7 +89,6 @@ class ReleasePlan:
 
     ways: tuple[Way, ...]
     adjacencies: tuple[Adjacency, ...]
-    stranded: events.Round | None = None  # a round's event after lost rounds, for a foreign cap
 
     @property
     def first(self) -> events.Dominated | None:
@@ -108,8 +107,6 @@ class ReleasePlan:
 
     def redrawn(self, rounds: int) -> ReleasePlan:
         """The plan after a number of rounds were lost and drawn again, in addition to a cap."""
-        if rounds and self.stranded is not None:
-            return ReleasePlan((Way(self.stranded, None, None, self.first),), self.adjacencies)
         return replace(self, ways=tuple(way.redrawn(rounds) for way in self.ways))
 
     def of_silo(self, silo: int) -> ReleasePlan:
@@ -135,10 +132,7 @@ class ReleasePlan:
     def plain(self) -> dict[str, Any]:
         """As plain values."""
         ways = [way.plain() for way in self.ways]
-        plain: dict[str, Any] = {"ways": ways, "adjacencies": list(self.adjacencies)}
-        if self.stranded is not None:
-            plain["stranded"] = event_to_plain(self.stranded)
-        return plain
+        return {"ways": ways, "adjacencies": list(self.adjacencies)}
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> ReleasePlan:
@@ -150,12 +144,7 @@ class ReleasePlan:
         # Old plans do not record their cap. It is what the proof without sampling counts.
         caps = [way["cap"] for way in plain["ways"] if "cap" in way]
         cap = min(caps or [way.most for way in ways if way.most is not None], default=None)
-        stranded = plain.get("stranded")
-        return ReleasePlan(
-            _relying_on(cap, ways),
-            tuple(plain["adjacencies"]),
-            None if stranded is None else event_from_plain(stranded),
-        )
+        return ReleasePlan(_relying_on(cap, ways), tuple(plain["adjacencies"]))
 
 
 def _first_of(way: Mapping[str, Any]) -> events.Dominated | None:
@@ -210,9 +199,7 @@ def plan(
     adjacencies = covered(recipe, view)
     if reason := _unnoised(recipe, origin):
         return ReleasePlan((Way(events.NonPrivate(reason), None),), adjacencies)
-    strange = recipe.cohort.cap is not None and foreign(recipe.cohort)
-    stranded = recipe.release(dim, population, view) if strange else None
-    return ReleasePlan(ways(recipe, dim, population, view), adjacencies, stranded)
+    return ReleasePlan(ways(recipe, dim, population, view), adjacencies)
 
 
 def _unnoised(recipe: Recipe, origin: Origin) -> str:
@@ -246,7 +233,7 @@ def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ..
         Way(way.event, None if way.count == MANY else way.count, None, way.first)
         for way in composed
     ]
-    return _relying_on(recipe.cohort.cap, proofs)
+    return _relying_on(recipe.cap, proofs)
 
 
 def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:

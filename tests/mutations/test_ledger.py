@@ -20,7 +20,7 @@ from fedveil.federation import reception
 from fedveil.ledger import charging, session, verify
 from fedveil.ledger.chain import now
 from fedveil.ledger.ledger import Account, Facts, open_ledger
-from fedveil.parts.cohort import Cohort, Everyone, Stranded
+from fedveil.parts.cohort import Cohort, Everyone
 from fedveil.parts.memory import Memory
 from fedveil.privacy import calibrate, statement
 from fedveil.privacy import composition as together
@@ -32,7 +32,7 @@ from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.federation import test_reception
 from tests.unit.privacy import test_together
-from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped
+from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped, Sure
 
 DELTA, DIM, CLIENTS = 1e-5, 30, 100
 SECAGG = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400, cap=3)
@@ -178,13 +178,17 @@ def check_sampling() -> None:
     assert dict(told.entries())["Sampling"].startswith("Fifth(")
 
 
-def check_stranded() -> None:
-    """After a crash neither a stranger's cap nor its amplification counts, in any account."""
-    lost = charging.redrawn(replace(SAMPLED, cohort=Fifth(cap=2)), 1)
-    plain = events.Composed(SAMPLED.release(DIM, CLIENTS), 9)
-    assert lost.spent(DIM, CLIENTS, 9) == plain
-    planned = together.plan(replace(SAMPLED, cohort=Fifth(cap=2)), DIM, CLIENTS, "models")
-    assert planned.redrawn(1).spent(9) == plain
+def check_lost_cap() -> None:
+    """After a crash a stranger's cap counts, and the lost rounds with it, in any account."""
+    capped = replace(SAMPLED, cohort=Fifth(cap=2))
+    lost, planned = charging.redrawn(capped, 3), together.plan(capped, DIM, CLIENTS, "models")
+    for spent in (lost.spent(DIM, CLIENTS, 9), planned.redrawn(3).spent(9)):
+        assert [way.count for way in spent.ways] == [9, 5]
+
+
+def check_unasked() -> None:
+    capped = replace(SAMPLED, cohort=Sure(cap=2))
+    assert [way.count for way in capped.spent(DIM, CLIENTS, 9).ways] == [9, 2]
 
 
 def check_memory() -> None:
@@ -296,17 +300,15 @@ MUTATIONS = [
     Mutation("an unknown cohort is everyone",
              returning(Cohort, "describe", Everyone.describe),
              "sampling", check_sampling),
-    Mutation("a stranger's lost rounds are forgotten",
-             returning(Cohort, "redrawn", lambda cohort, rounds: cohort),
-             "stranded", check_stranded),
-    Mutation("a stranger's amplification outlives a crash",
-             returning(Stranded, "amplify",
-                       lambda lost, event, people: lost.stranger.amplify(event, people)),
-             "stranded", check_stranded),
-    Mutation("the ledger forgets a stranger's lost rounds",
-             line(together.ReleasePlan, "redrawn",
-                  ("if rounds and self.stranded is not None", "if False")),
-             "stranded", check_stranded),
+    Mutation("lost rounds do not raise a cap",
+             returning(recipe.Recipe, "cap", property(lambda self: self.cohort.cap)),
+             "lost cap", check_lost_cap),
+    Mutation("lost rounds do not raise a cap in the ledger",
+             line(together.Way, "redrawn", ("self.most + lost", "self.most")),
+             "lost cap", check_lost_cap),
+    Mutation("a stranger says when its cap is reached",
+             line(recipe.Recipe, "spent", ("() if foreign(self.cohort) else ", "")),
+             "unasked", check_unasked),
     Mutation("an unknown memory is amplified",
              returning(Memory, "amplified", True),
              "memory", check_memory),
