@@ -168,7 +168,7 @@ def total_cost(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
         "reason": composition.reason(mine),
         "delta": delta,
         "view": view,
-        "adjacency": composition.adjacency(mine) if composition.fitting(mine) else None,
+        "adjacency": composition.adjacency(mine),
         "runs": drawn.runs,
         "unrecorded": drawn.unrecorded,
         "account": _finite(spent_on(every, view, delta)),

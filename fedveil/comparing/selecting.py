@@ -96,7 +96,7 @@ class SelectionCost:
 def selection_cost(trainings: Sequence[Training], law: Law) -> SelectionCost:
     """The cost of selecting among prepared members."""
     from fedveil.accounting import accountant as accounting
-    from fedveil.privacy.composition import plan
+    from fedveil.privacy.composition import common, plan
 
     for training in trainings:
         _refuse_own_scores(training)
@@ -120,7 +120,7 @@ def selection_cost(trainings: Sequence[Training], law: Law) -> SelectionCost:
     unit, origin = trainings[0].recipe.unit, trainings[0].data.origin
     noisy = all(training.spec.evaluation is not None for training in trainings)
     return SelectionCost(
-        release, found, delta, alone, law, unit, _common(members), origin.simulated, noisy
+        release, found, delta, alone, law, unit, common(members), origin.simulated, noisy
     )
 
 
@@ -130,12 +130,6 @@ def _no_epsilon(members: Sequence[Charged]) -> str:
     why = next((event.reason for event in found if isinstance(event, NonPrivate)), "")
     because = f", since {why}." if why else ". Use more noise."
     return f"Selecting among these members has no finite epsilon{because}"
-
-
-def _common(members: Sequence[Charged]) -> tuple[Adjacency, ...]:
-    """The adjacencies that hold for every member, and so for the best."""
-    each = [member.plan.adjacencies for member in members]
-    return tuple(one for one in each[0] if all(one in others for others in each))
 
 
 def _refuse_own_scores(training: Training) -> None:

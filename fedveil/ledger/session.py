@@ -270,7 +270,8 @@ class Session:
     def _why(self, view: View) -> str:
         """The reason, if there is no finite ε."""
         mine = self._stream.charged(view)
-        reason = composition.reason([*self.ledger.charged(self.facts.account, view), mine])
+        runs = [*self.ledger.charged(self.facts.account, view), mine]
+        reason = composition.reason(runs, budgeted=True)
         return f", since {reason}" if reason else ""
 
     def _record_missing(self, completed: int) -> None:

@@ -28,6 +28,7 @@ ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # known for e
 MIDDLE = 7.0  # the order at which proofs are compared
 HARDLY = 1e-13  # escapes too small to prefer another proof
 MANY = 10**9  # rounds: more than any run trains
+PREFERRED: tuple[Adjacency, ...] = ("zero-out", "add-remove", "replace-one")  # for an account
 Orders = Sequence[float]
 
 
@@ -213,15 +214,17 @@ def _unnoised(recipe: Recipe, origin: Origin) -> str:
     return ""
 
 
-def reason(runs: Sequence[Charged]) -> str:
+def reason(runs: Sequence[Charged], budgeted: bool = False) -> str:
     """Why the composition of some runs has no finite ε, if not for the amount of noise."""
     for run in runs:
         for way in run.plan.ways:
             if isinstance(way.event, events.NonPrivate):
                 return way.event.reason
-    if fitting(runs):
+    if adjacency(runs, budgeted) is not None:
         return ""
-    return f"the runs on these data do not all hold for {adjacency(runs)} neighbours"
+    if budgeted:
+        return f"the runs on these data do not all hold for {adjacency(runs[:1])} neighbours"
+    return "the runs on these data have no adjacency in common"
 
 
 def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ...]:
@@ -269,15 +272,19 @@ class Charged:
     rounds: int
 
 
-def adjacency(runs: Sequence[Charged]) -> Adjacency:
-    """The adjacency of an account, fixed by its first run: zero-out if possible."""
-    first = runs[0].plan.adjacencies
-    return "zero-out" if "zero-out" in first else first[0]
+def common(runs: Sequence[Charged]) -> tuple[Adjacency, ...]:
+    """The adjacencies that the events of all runs hold for, in the first run's order."""
+    each = [run.plan.adjacencies for run in runs]
+    return tuple(one for one in each[0] if all(one in others for others in each))
 
 
-def fitting(runs: Sequence[Charged]) -> bool:
-    """Whether the events of all runs hold for the account's adjacency."""
-    return all(adjacency(runs) in run.plan.adjacencies for run in runs)
+def adjacency(runs: Sequence[Charged], budgeted: bool = False) -> Adjacency | None:
+    """The adjacency of an account: one that all runs hold for, zero-out if possible, or None.
+
+    A budget has one before later runs are chosen, so there the first run fixes it.
+    """
+    found = sorted(common(runs[:1] if budgeted else runs), key=PREFERRED.index)
+    return found[0] if found and found[0] in common(runs) else None
 
 
 def epsilon(runs: Sequence[Charged], delta: float, target: float | None = None) -> float:
@@ -289,7 +296,7 @@ def epsilon(runs: Sequence[Charged], delta: float, target: float | None = None) 
     runs = [run for run in runs if run.rounds]
     if not runs:
         return 0.0
-    if not fitting(runs):
+    if adjacency(runs, target is not None) is None:
         return math.inf
     first, total = runs[0], sum(run.rounds for run in runs)
     alike = all(run.plan == first.plan for run in runs)
