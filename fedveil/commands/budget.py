@@ -345,7 +345,7 @@ def _summary(
     assert books is not None
     streams = books.of(account)
     least = min((float(s.body["delta"]) for s in streams), default=sensible_delta(1))
-    rounds = sum(len(stream.rounds) for stream in streams)
+    rounds = sum(stream.releases for stream in streams)
     open_ = sum(len(stream.rounds - stream.digests.keys()) for stream in streams)
     size = f"{streams[0].body['population']:,} {account.unit}s" if streams else f"{account.unit}s"
     found = (_spending(books, account, view, delta, least, labels) for view in VIEWS)

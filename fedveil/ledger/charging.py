@@ -36,7 +36,7 @@ from fedveil.ledger.session import BudgetError, Session
 from fedveil.loop import State
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.composition import Way, plan, ways
-from fedveil.privacy.guarantee import Rounds, units
+from fedveil.privacy.guarantee import Rounds, in_rounds, units
 from fedveil.privacy.statement import RECORDED, UNRECORDED
 from fedveil.random.streams import Key, SecretKey, run_key
 from fedveil.recipe import Recipe
@@ -163,7 +163,8 @@ def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
     """What the statement of a run accounts for after this many completed rounds.
 
     All planned rounds count, since when a run ends may depend on what it has released. Rounds that
-    were drawn and lost in a crash count as well, and are added to a cap.
+    were drawn and lost in a crash count as well, and are added to a cap. So do rounds of a seeded
+    run that were published in another version.
     """
     lost, drawn = (0, 0) if session is None else (session.redrawn, session.rounds)
     drawn = max(drawn, completed)
@@ -230,11 +231,14 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
 
 
 def check(enrolment: Enrolment, round: int, state: State) -> str:
-    """The digest of what a round will publish; a repeated round must be equal."""
+    """The digest of what a round will publish; a repeated round is charged unless it is equal."""
     if enrolment.session is None:
         return ""
-    released = digest(state)
-    enrolment.session.check(round, released)
+    terms, session, released = enrolment.terms, enrolment.session, digest(state)
+    session.check(round, released)
+    if session.repeats(round, released):  # one more release, charged before anyone sees it
+        _keep_own_budget(terms, session, round, again=1)
+        session.commit(round, released)
     return released
 
 
@@ -374,20 +378,24 @@ def _check_start(terms: Terms, state: State, session: Session) -> None:
         session.require(state.round)
 
 
-def _keep_own_budget(terms: Terms, session: Session, round: int) -> None:
+def _keep_own_budget(terms: Terms, session: Session, round: int, again: int = 0) -> None:
     """Refuse a round beyond the run's own ε, if rounds were lost and drawn again.
+
+    `again` is 1 for a round that is drawn and would be published in another version.
 
     This is a filter: how many rounds it allows was fixed before the first one, by one proof. So it
     holds whatever the crashes depended on.
     """
-    if terms.budget is None or not session.redrawn:
+    lost = session.redrawn + again
+    if terms.budget is None or not lost:
         return
-    needed = _own_epsilon(terms, max(session.rounds, round) + 1, session.redrawn)
+    fresh = 0 if session.reserved(round) else 1  # a reserved round is paid for if it is equal
+    needed = _own_epsilon(terms, max(session.rounds, round) + fresh + again, lost)
     if needed > terms.budget.epsilon:
         raise BudgetError(
-            f"Round {round + 1} of {terms.recipe.name} was not run: {session.redrawn} rounds were "
-            "lost in a crash and drawn again, so the round would bring the run to epsilon = "
-            f"{rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
+            f"Round {round + 1} of {terms.recipe.name} was not {'published' if again else 'run'}: "
+            f"with {in_rounds(lost)} lost in a crash and drawn again, it would bring the run to "
+            f"epsilon = {rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
         )
 
 

@@ -19,7 +19,7 @@ from fedveil.errors import UserError
 from fedveil.federation import reception
 from fedveil.ledger import charging, session, verify
 from fedveil.ledger.chain import now
-from fedveil.ledger.ledger import Account, Facts, open_ledger
+from fedveil.ledger.ledger import Account, Facts, Stream, open_ledger
 from fedveil.parts.cohort import Cohort, Everyone
 from fedveil.parts.memory import Memory
 from fedveil.privacy import calibrate, statement
@@ -31,6 +31,7 @@ from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.federation import test_reception
+from tests.unit.ledger import test_stopping
 from tests.unit.privacy import test_together
 from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped, Sure
 
@@ -186,6 +187,31 @@ def check_lost_cap() -> None:
         assert [way.count for way in spent.ways] == [9, 5]
 
 
+def check_versions() -> None:
+    """A round that is published in two versions is two releases, of the run and of the account."""
+    with tempfile.TemporaryDirectory() as place:
+        books = open_ledger(Path(place) / "ledger.sqlite")
+        plans = {view: together.plan(SAMPLED, DIM, CLIENTS, view) for view in VIEWS}
+        account = Account("f" * 64, "client")
+        facts = Facts(account, "data", CLIENTS, "dp_fedavg", "seeded a", 8, DELTA, plans)
+        one = session.Session(books, facts, "run")
+        one.reserve(0)
+        one.commit(0, "these bytes")
+        assert one.repeats(0, "other bytes")
+        one.commit(0, "other bytes")
+        assert (one.rounds, one.redrawn) == (2, 1)
+        spent = books.spent(account, "models", DELTA)
+        books.close()
+    assert spent == accounting.epsilon(SAMPLED.spent(DIM, CLIENTS, 2), DELTA)
+
+
+def check_unpublished() -> None:
+    """A version beyond the run's own ε is not published."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        held = test_stopping.test_versions_are_held_to_a_run_s_own_epsilon_before_they_are_published
+        held(people(12), Path(place) / "a", patch)
+
+
 def check_unasked() -> None:
     capped = replace(SAMPLED, cohort=Sure(cap=2))
     assert [way.count for way in capped.spent(DIM, CLIENTS, 9).ways] == [9, 2]
@@ -306,6 +332,14 @@ MUTATIONS = [
     Mutation("lost rounds do not raise a cap in the ledger",
              line(together.Way, "redrawn", ("self.most + lost", "self.most")),
              "lost cap", check_lost_cap),
+    Mutation("versions of a round are charged once",
+             line(Stream, "charged", (" + repeated(self.digests)", "")),
+             "versions", check_versions),
+    Mutation("versions of a round are stated once",
+             returning(session, "repeated", lambda _: 0), "versions", check_versions),
+    Mutation("versions of a round are published beyond a run's own ε",
+             returning(session.Session, "repeats", lambda *_: False),
+             "unpublished", check_unpublished),
     Mutation("a stranger says when its cap is reached",
              line(recipe.Recipe, "spent", ("() if foreign(self.cohort) else ", "")),
              "unasked", check_unasked),
