@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from fedveil import loop
 from fedveil import recipe as recipe_module
@@ -16,6 +17,7 @@ from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
 from fedveil.testing import check_bound, check_memory, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
+from fedveil.training import own_randomness
 from tests.contracts import test_hostile_parts as hostile
 from tests.contracts.test_own_parts import (
     CLIPPED,
@@ -28,6 +30,7 @@ from tests.contracts.test_own_parts import (
 )
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.parts import test_server
+from tests.unit.training.test_own_randomness import Entropy, Reseeded, Shuffled
 
 
 def refused(rounds: int = 1, **parts: Any) -> None:
@@ -36,6 +39,14 @@ def refused(rounds: int = 1, **parts: Any) -> None:
     except UserError:
         return
     raise AssertionError(f"{parts} were trained with")
+
+
+def unready(**parts: Any) -> None:
+    try:
+        own_randomness.refuse_own_randomness(replace(CLIPPED, **parts), torch.zeros(6), 12, 4)
+    except UserError:
+        return
+    raise AssertionError(f"{parts} were found ready")
 
 
 def silo_refused(kind: type) -> None:
@@ -240,6 +251,24 @@ MUTATIONS = [
         line(bound.ClipCoordinates, "norms", ("l2=self.limit * root", "l2=self.limit")),
         "check_bound",
         lambda: check_bound(bound.ClipCoordinates(0.3)),
+    ),
+    Mutation(
+        "randomness of a part's own",
+        returning(own_randomness, "repeatable", lambda draw: True),
+        "unready",
+        lambda: unready(noise=Entropy(3.0)),
+    ),
+    Mutation(
+        "noise that is the same in every round",
+        returning(own_randomness, "varied", lambda draw: True),
+        "unready",
+        lambda: unready(noise=Reseeded(3.0)),
+    ),
+    Mutation(
+        "amplified clients that do not come from the round's stream",
+        returning(own_randomness, "_refuse_constant_cohort", lambda *_: None),
+        "unready",
+        lambda: unready(cohort=Shuffled()),
     ),
     Mutation(
         "a memory of the mean message",
