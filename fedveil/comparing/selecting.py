@@ -217,20 +217,14 @@ def _charged(
     first: Training, price: SelectionCost, stream: str, ledger: Path | None, members: int
 ) -> Session:
     """Reserve the whole selection as one release, before any run starts."""
-    from fedveil.ledger.charging import refuse_other_split, refuse_shared_clients
-    from fedveil.ledger.ledger import ledger_path, open_ledger
+    from fedveil.ledger.entering import entered
+    from fedveil.ledger.ledger import ledger_path
     from fedveil.ledger.session import Session
 
-    books = open_ledger(ledger_path(ledger))
-    try:
-        account = first.spec.account
-        refuse_shared_clients(books, account, first.data)
-        refuse_other_split(books, account, first.data)
+    account = first.spec.account
+    with entered(ledger_path(ledger), account, first.data) as books:
         facts = _facts(first, account, price, stream, members)
         session = Session(books, facts, stream[-32:], contents=first.data.contents)
-    except BaseException:
-        books.close()
-        raise
     try:
         session.reserve(0)
     except BaseException:

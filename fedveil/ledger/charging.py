@@ -17,17 +17,15 @@ from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
 from fedveil.accounting.rounding import rounded_up, short
 from fedveil.data.federated import Federated
-from fedveil.data.sketch import ALIKE, overlap
 from fedveil.errors import UserError
 from fedveil.ledger.anchor import Anchor
 from fedveil.ledger.chain import Chain
+from fedveil.ledger.entering import entered, refuse_shared_clients
 from fedveil.ledger.ledger import (
     ENVIRONMENT,
-    PEOPLE,
     VIEWS,
     Account,
     Facts,
-    Granted,
     Ledger,
     ledger_path,
     open_ledger,
@@ -119,12 +117,7 @@ def _session(
     recorded = saved and terms.recipe.private
     if not recorded and not Chain.exists(where):
         return None
-    ledger = open_ledger(where)
-    try:
-        if trace is not None:
-            ledger.check_trace(trace)
-        refuse_shared_clients(ledger, terms.account, terms.data)
-        refuse_other_split(ledger, terms.account, terms.data)
+    with entered(where, terms.account, terms.data, trace) as ledger:
         if not recorded and not ledger.limits(terms.account):
             ledger.close()
             return None
@@ -134,9 +127,6 @@ def _session(
         contents = functools.cache(terms.data.contents)
         facts = named(facts_of(terms, state.round), terms, ledger)
         session = Session(ledger, facts, run, completed, contents)
-    except BaseException:
-        ledger.close()
-        raise
     try:
         _check_start(terms, state, session)
     except BaseException:
@@ -292,66 +282,6 @@ def facts_of(terms: Terms, round: int = 0) -> Facts:
         delta=terms.delta,
         plans={view: plans[view].resumed(first) for view in VIEWS},
     )
-
-
-def refuse_other_split(ledger: Ledger, account: Account, data: Federated) -> None:
-    """Refuse data without a budget whose examples have one in another unit or split."""
-    if ledger.limits(account):
-        return
-    related = ledger.related_budget(data.contents)
-    if related is not None:
-        raise UserError(
-            f"A budget is set for these examples ('{related.data}'), but for another unit or split "
-            "over clients. Train on that unit and split, set a budget for this one too (`fedveil "
-            "budget set` with its settings file), or remove that budget: "
-            f"`{related.lift_command}`."
-        )
-
-
-def refuse_shared_clients(ledger: Ledger, account: Account, data: Federated) -> None:
-    """Refuse data whose account has no budget, but whose clients have one in another account.
-
-    Another export of a table (fewer rows, fewer columns) is other data, but the same people. A
-    second account for them needs a budget of its own.
-    """
-    if ledger.limits(account):
-        return
-    people = ledger.people(data)
-    for other, views in ledger.granted.items():
-        if other.unit != account.unit or not views:
-            continue
-        if shared := _shared(people, ledger, other, data):
-            raise UserError(_to_one_account(shared, account, other, next(iter(views.values()))))
-
-
-def _to_one_account(shared: float, account: Account, other: Account, granted: Granted) -> str:
-    """How to charge data to the account that their clients have."""
-    known = f"{other.name} ('{granted.data}')" if other.name else f"'{granted.data}' ({other})"
-    join = (
-        f"Charge the run to it: --account {other.name}"
-        if other.name
-        else "Charge both to one account: name it with --account, here and in `fedveil budget set`"
-    )
-    second = f" {account.name}" if account.name else ""
-    return (
-        f"About {shared:.0%} of these data are about clients of {known}, which has a budget. "
-        f"{join}. To give these people a second account{second} on purpose, set its budget first. "
-        "If they are other people with the same ids, change the ids."
-    )
-
-
-def _shared(people: tuple[str, ...], ledger: Ledger, other: Account, data: Federated) -> float:
-    """The share of clients that both have; of a table's rows, where one does not name them.
-
-    A saved copy does not name its clients, and neither do budgets before version 0.3.
-    """
-    granted = list(ledger.granted[other].values())
-    runs = [tuple(stream.body.get("people", ())) for stream in ledger.of(other)]
-    known = [one for one in (*(each.people for each in granted), *runs) if one]
-    if known and people:
-        return max(overlap(people, one, PEOPLE) for one in known)
-    rows = max(overlap(data.sketch, each.sketch) for each in granted)
-    return rows if rows >= ALIKE else 0.0
 
 
 def _refuse_on_new_budget(enrolment: Enrolment, round: int) -> None:
