@@ -60,7 +60,7 @@ class Recipe:
     `name` is its name, and `output` the released model. `unit` is what is protected (client,
     example or record), and `view` the adversary that a budget is calibrated against. `statistics`
     were released before the first round, and `evaluation` is the release of all noisy evaluations.
-    `lost` rounds were drawn again after a crash; correlated noise accounts for them.
+    `lost` rounds were drawn again after a crash; a cap and correlated noise do not limit them.
 
     >>> from fedveil.algorithms import dp_fedavg
     >>> dp_fedavg(clip=2.0).bound
@@ -361,9 +361,14 @@ class Recipe:
         """
         if (view or self.view) != "models" or self.by_record:
             return rounds
-        lost = (self.lost or 0) if self.cohort.spaced else 0  # its cap does not include them
+        lost = self.lost or 0
         turns = -(-max(rounds - lost, 0) // self.separation) + lost
-        return turns if self.cohort.cap is None else min(turns, self.cohort.cap + lost)
+        return turns if self.cap is None else min(turns, self.cap)
+
+    @property
+    def cap(self) -> int | None:
+        """The maximum participations of a unit in a run: the cohort's cap, and each lost round."""
+        return None if self.cohort.cap is None else self.cohort.cap + (self.lost or 0)
 
     @property
     def separation(self) -> int:
@@ -388,9 +393,9 @@ class Recipe:
         if not self.hidden(view or self.view):
             return known
         sampled = events.Composed(self._amplified(release, population), rounds, first)
-        if self.cohort.cap is None:
+        if self.cap is None:
             return sampled
-        until = self.cohort.until_cap(sampled)
+        until = () if foreign(self.cohort) else self.cohort.until_cap(sampled, self.cap)
         for one in until:
             self._proven(one.event, self.cohort.adjacency)
         return events.Either((sampled, known, *until))
@@ -418,7 +423,7 @@ class Recipe:
 
         None if there is no cap, or if the view relies on it already.
         """
-        cap = self.cohort.cap
+        cap = self.cap
         if cap is None or cap >= self.max_participations(rounds, view):
             return None
         return events.Composed(self.release(dim, population, view), cap)

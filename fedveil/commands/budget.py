@@ -348,7 +348,7 @@ def _summary(
     assert books is not None
     streams = books.of(account)
     least = min((float(s.body["delta"]) for s in streams), default=sensible_delta(1))
-    rounds = sum(len(stream.rounds) for stream in streams)
+    rounds = sum(stream.releases for stream in streams)
     open_ = sum(len(stream.rounds - stream.digests.keys()) for stream in streams)
     size = f"{streams[0].body['population']:,} {account.unit}s" if streams else f"{account.unit}s"
     found = (_spending(books, account, view, delta, least, labels) for view in VIEWS)
@@ -383,7 +383,7 @@ def _spending(
     if budget is None and math.isinf(spent) and not (why and view == "models"):
         return None
     of = f" of {short(budget.epsilon)}" if budget and same else ""
-    text = f"{_amount(spent)}{of} at δ = {short(at)}{_neighbours(books, account, view)}"
+    text = f"{_amount(spent)}{of} at δ = {short(at)}{_neighbours(books, account, view, same)}"
     text += _beside(budget, same, spent)
     if why:
         text += f"; {why}"
@@ -458,13 +458,14 @@ def _rounds(reserved: int, uncommitted: int) -> str:
     return f"{_count(reserved, 'round')} charged{lost}"
 
 
-def _neighbours(books: Ledger, account: Account, view: Any) -> str:
-    from fedveil.privacy.composition import adjacency, fitting
+def _neighbours(books: Ledger, account: Account, view: Any, budgeted: bool) -> str:
+    from fedveil.privacy.composition import adjacency
 
     runs = books.charged(account, view)
     if not runs:
         return ""
-    return f" ({adjacency(runs)})" if fitting(runs) else " (their adjacencies cannot be combined)"
+    found = adjacency(runs, budgeted)
+    return f" ({found})" if found else " (their adjacencies cannot be combined)"
 
 
 def _amount(epsilon: float) -> str:

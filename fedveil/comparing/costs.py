@@ -32,7 +32,7 @@ class Room:
 def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     """The room in the budgets; without `cut`, a comparison that does not fit is refused."""
     from fedveil.ledger.chain import Chain
-    from fedveil.ledger.charging import refuse_other_split, refuse_shared_clients
+    from fedveil.ledger.entering import refuse_elsewhere
     from fedveil.ledger.ledger import Ledger
 
     runs = list(comparison.runs())
@@ -42,8 +42,7 @@ def room_for(comparison: Comparison, where: Path, cut: bool) -> Room:
     try:
         trainings = _prepared(comparison, where)
         account = trainings[0].spec.account
-        refuse_shared_clients(ledger, account, trainings[0].data)
-        refuse_other_split(ledger, account, trainings[0].data)
+        refuse_elsewhere(ledger, account, trainings[0].data)
         limits = ledger.limits(account)
         if not limits:
             return Room(len(runs), False)
@@ -61,7 +60,7 @@ def new_account(comparison: Comparison, where: Path) -> str:
     They are refused if they are about the same people.
     """
     from fedveil.ledger.chain import Chain
-    from fedveil.ledger.charging import refuse_shared_clients
+    from fedveil.ledger.entering import refuse_shared_clients
     from fedveil.ledger.ledger import Account, open_ledger
     from fedveil.ledger.resembling import resembling
     from fedveil.training.settings import resolve_recipe
@@ -168,7 +167,7 @@ def total_cost(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
         "reason": composition.reason(mine),
         "delta": delta,
         "view": view,
-        "adjacency": composition.adjacency(mine) if composition.fitting(mine) else None,
+        "adjacency": composition.adjacency(mine),
         "runs": drawn.runs,
         "unrecorded": drawn.unrecorded,
         "account": _finite(spent_on(every, view, delta)),

@@ -97,7 +97,7 @@ class SelectionCost:
 def selection_cost(trainings: Sequence[Training], law: Law) -> SelectionCost:
     """The cost of selecting among prepared members."""
     from fedveil.accounting import accountant as accounting
-    from fedveil.privacy.composition import plan
+    from fedveil.privacy.composition import common, plan
 
     for training in trainings:
         _refuse_own_scores(training)
@@ -121,7 +121,7 @@ def selection_cost(trainings: Sequence[Training], law: Law) -> SelectionCost:
     unit, origin = trainings[0].recipe.unit, trainings[0].data.origin
     noisy = all(training.spec.evaluation is not None for training in trainings)
     return SelectionCost(
-        release, found, delta, alone, law, unit, _common(members), origin.simulated, noisy
+        release, found, delta, alone, law, unit, common(members), origin.simulated, noisy
     )
 
 
@@ -131,12 +131,6 @@ def _no_epsilon(members: Sequence[Charged]) -> str:
     why = next((event.reason for event in found if isinstance(event, NonPrivate)), "")
     because = f", since {why}." if why else ". Use more noise."
     return f"Selecting among these members has no finite ε{because}"
-
-
-def _common(members: Sequence[Charged]) -> tuple[Adjacency, ...]:
-    """The adjacencies that hold for every member, and so for the best."""
-    each = [member.plan.adjacencies for member in members]
-    return tuple(one for one in each[0] if all(one in others for others in each))
 
 
 def _refuse_own_scores(training: Training) -> None:
@@ -234,20 +228,14 @@ def _charged(
     first: Training, price: SelectionCost, stream: str, ledger: Path | None, members: int
 ) -> Session:
     """Reserve the whole selection as one release, before any run starts."""
-    from fedveil.ledger.charging import refuse_other_split, refuse_shared_clients
-    from fedveil.ledger.ledger import ledger_path, open_ledger
+    from fedveil.ledger.entering import entered
+    from fedveil.ledger.ledger import ledger_path
     from fedveil.ledger.session import Session
 
-    books = open_ledger(ledger_path(ledger))
-    try:
-        account = first.spec.account
-        refuse_shared_clients(books, account, first.data)
-        refuse_other_split(books, account, first.data)
+    account = first.spec.account
+    with entered(ledger_path(ledger), account, first.data) as books:
         facts = _facts(first, account, price, stream, members)
         session = Session(books, facts, stream[-32:], contents=first.data.contents)
-    except BaseException:
-        books.close()
-        raise
     try:
         session.reserve(0)
     except BaseException:

@@ -17,28 +17,25 @@ from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
 from fedveil.accounting.rounding import rounded_up, short
 from fedveil.data.federated import Federated
-from fedveil.data.sketch import ALIKE, overlap
 from fedveil.errors import UserError
 from fedveil.ledger.anchor import Anchor
 from fedveil.ledger.chain import Chain
+from fedveil.ledger.entering import entered, refuse_shared_clients
 from fedveil.ledger.ledger import (
     ENVIRONMENT,
-    PEOPLE,
     VIEWS,
     Account,
     Facts,
-    Granted,
     Ledger,
     ledger_path,
     open_ledger,
 )
 from fedveil.ledger.session import BudgetError, Session
 from fedveil.loop import State
-from fedveil.parts.part import foreign
 from fedveil.privacy.answers import Answers, answers, require_unchanged
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.composition import Way, plan, ways
-from fedveil.privacy.guarantee import Rounds, units
+from fedveil.privacy.guarantee import Rounds, in_rounds, units
 from fedveil.privacy.statement import RECORDED, UNRECORDED
 from fedveil.random.streams import Key, SecretKey, run_key
 from fedveil.recipe import Recipe
@@ -130,12 +127,7 @@ def _session(
     recorded = saved and terms.recipe.private
     if not recorded and not Chain.exists(where):
         return None
-    ledger = open_ledger(where)
-    try:
-        if trace is not None:
-            ledger.check_trace(trace)
-        refuse_shared_clients(ledger, terms.account, terms.data)
-        refuse_other_split(ledger, terms.account, terms.data)
+    with entered(where, terms.account, terms.data, trace) as ledger:
         if not recorded and not ledger.limits(terms.account):
             ledger.close()
             return None
@@ -145,9 +137,6 @@ def _session(
         contents = functools.cache(terms.data.contents)
         facts = named(facts_of(terms, state.round), terms, ledger)
         session = Session(ledger, facts, run, completed, contents)
-    except BaseException:
-        ledger.close()
-        raise
     try:
         _check_start(terms, state, session)
     except BaseException:
@@ -174,7 +163,8 @@ def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
     """What the statement of a run accounts for after this many completed rounds.
 
     All planned rounds count, since when a run ends may depend on what it has released. Rounds that
-    were drawn and lost in a crash count as well, and are added to a cap.
+    were drawn and lost in a crash count as well, and are added to a cap. So do rounds of a seeded
+    run that were published in another version.
     """
     terms.require_unchanged()
     lost, drawn = (0, 0) if session is None else (session.redrawn, session.rounds)
@@ -186,7 +176,7 @@ def charged(terms: Terms, session: Session | None, completed: int) -> Charge:
 
 def redrawn(recipe: Recipe, rounds: int) -> Recipe:
     """The recipe after this many redrawn rounds, which its cap, if any, does not limit."""
-    return replace(recipe, cohort=recipe.cohort.redrawn(rounds), lost=rounds) if rounds else recipe
+    return replace(recipe, lost=rounds) if rounds else recipe
 
 
 def recorded(enrolment: Enrolment | None) -> str | None:
@@ -243,15 +233,18 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
 
 
 def check(enrolment: Enrolment, round: int, state: State) -> str:
-    """The digest of what a round will publish; a repeated round must be equal.
+    """The digest of what a round will publish; a repeated round is charged unless it is equal.
 
     A round in which a part has changed is not published: its noise may not be what was charged.
     """
     enrolment.terms.require_unchanged()
     if enrolment.session is None:
         return ""
-    released = digest(state)
-    enrolment.session.check(round, released)
+    terms, session, released = enrolment.terms, enrolment.session, digest(state)
+    session.check(round, released)
+    if session.repeats(round, released):  # one more release, charged before anyone sees it
+        _keep_own_budget(terms, session, round, again=1)
+        session.commit(round, released)
     return released
 
 
@@ -307,66 +300,6 @@ def facts_of(terms: Terms, round: int = 0) -> Facts:
     )
 
 
-def refuse_other_split(ledger: Ledger, account: Account, data: Federated) -> None:
-    """Refuse data without a budget whose examples have one in another unit or split."""
-    if ledger.limits(account):
-        return
-    related = ledger.related_budget(data.contents)
-    if related is not None:
-        raise UserError(
-            f"A budget is set for these examples ('{related.data}'), but for another unit or split "
-            "over clients. Train on that unit and split, set a budget for this one too (`fedveil "
-            "budget set` with its settings file), or remove that budget: "
-            f"`{related.lift_command}`."
-        )
-
-
-def refuse_shared_clients(ledger: Ledger, account: Account, data: Federated) -> None:
-    """Refuse data whose account has no budget, but whose clients have one in another account.
-
-    Another export of a table (fewer rows, fewer columns) is other data, but the same people. A
-    second account for them needs a budget of its own.
-    """
-    if ledger.limits(account):
-        return
-    people = ledger.people(data)
-    for other, views in ledger.granted.items():
-        if other.unit != account.unit or not views:
-            continue
-        if shared := _shared(people, ledger, other, data):
-            raise UserError(_to_one_account(shared, account, other, next(iter(views.values()))))
-
-
-def _to_one_account(shared: float, account: Account, other: Account, granted: Granted) -> str:
-    """How to charge data to the account that their clients have."""
-    known = f"{other.name} ('{granted.data}')" if other.name else f"'{granted.data}' ({other})"
-    join = (
-        f"Charge the run to it: --account {other.name}"
-        if other.name
-        else "Charge both to one account: name it with --account, here and in `fedveil budget set`"
-    )
-    second = f" {account.name}" if account.name else ""
-    return (
-        f"About {shared:.0%} of these data are about clients of {known}, which has a budget. "
-        f"{join}. To give these people a second account{second} on purpose, set its budget first. "
-        "If they are other people with the same ids, change the ids."
-    )
-
-
-def _shared(people: tuple[str, ...], ledger: Ledger, other: Account, data: Federated) -> float:
-    """The share of clients that both have; of a table's rows, where one does not name them.
-
-    A saved copy does not name its clients, and neither do budgets before version 0.3.
-    """
-    granted = list(ledger.granted[other].values())
-    runs = [tuple(stream.body.get("people", ())) for stream in ledger.of(other)]
-    known = [one for one in (*(each.people for each in granted), *runs) if one]
-    if known and people:
-        return max(overlap(people, one, PEOPLE) for one in known)
-    rows = max(overlap(data.sketch, each.sketch) for each in granted)
-    return rows if rows >= ALIKE else 0.0
-
-
 def _refuse_on_new_budget(enrolment: Enrolment, round: int) -> None:
     """End an unrecorded run if a budget is set for its examples, in any split."""
     terms, head = enrolment.terms, Anchor(enrolment.ledger).raw()
@@ -391,20 +324,24 @@ def _check_start(terms: Terms, state: State, session: Session) -> None:
         session.require(state.round)
 
 
-def _keep_own_budget(terms: Terms, session: Session, round: int) -> None:
+def _keep_own_budget(terms: Terms, session: Session, round: int, again: int = 0) -> None:
     """Refuse a round beyond the run's own ε, if rounds were lost and drawn again.
+
+    `again` is 1 for a round that is drawn and would be published in another version.
 
     This is a filter: how many rounds it allows was fixed before the first one, by one proof. So it
     holds whatever the crashes depended on.
     """
-    if terms.budget is None or not session.redrawn:
+    lost = session.redrawn + again
+    if terms.budget is None or not lost:
         return
-    needed = _own_epsilon(terms, max(session.rounds, round) + 1, session.redrawn)
+    fresh = 0 if session.reserved(round) else 1  # a reserved round is paid for if it is equal
+    needed = _own_epsilon(terms, max(session.rounds, round) + fresh + again, lost)
     if needed > terms.budget.epsilon:
         raise BudgetError(
-            f"Round {round + 1} of {terms.recipe.name} was not run: {session.redrawn} rounds were "
-            "lost in a crash and drawn again, so the round would bring the run to ε = "
-            f"{rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
+            f"Round {round + 1} of {terms.recipe.name} was not {'published' if again else 'run'}: "
+            f"{in_rounds(lost)} were lost in a crash and drawn again, so it would bring the run to "
+            f"ε = {rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
         )
 
 
@@ -424,11 +361,7 @@ def _own_epsilon(terms: Terms, rounds: int, lost: int) -> float:
     Taking the better of two proofs for the rounds that were run would not be a filter: the run
     could end by either, and each uses all of δ.
     """
-    recipe = terms.recipe
-    if foreign(recipe.cohort):
-        proofs = ways(redrawn(recipe, lost), *terms.size, recipe.view)
-    else:
-        proofs = ways(recipe, *terms.size, recipe.view)
+    proofs = ways(terms.recipe, *terms.size, terms.recipe.view)
 
     def epsilon(proof: Way, count: int) -> float:
         return accounting.epsilon(proof.spent(count), terms.delta)

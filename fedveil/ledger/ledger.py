@@ -129,7 +129,11 @@ class Facts:
 
 @dataclass(eq=False)
 class Stream:
-    """All rounds drawn from one noise stream; repeating a round is the same release."""
+    """All rounds drawn from one noise stream; repeating a round is the same release.
+
+    If it was published with other bytes, it is one more release. Whether its noise was the same is
+    not known: a user-defined part may draw randomness of its own.
+    """
 
     body: dict[str, Any]  # of the first run that drew from it
     rounds: set[int] = field(default_factory=set)
@@ -139,6 +143,11 @@ class Stream:
     def account(self) -> Account:
         """The account of their data."""
         return Account.in_entry(self.body)
+
+    @property
+    def releases(self) -> int:
+        """The number of rounds, each as often as it was published with other bytes."""
+        return len(self.rounds) + repeated(self.digests)
 
     @property
     def noise(self) -> str:
@@ -158,7 +167,8 @@ class Stream:
     def charged(self, view: View, rounds: int | None = None) -> Charged:
         """The stream's charge in a view, for composition; of other rounds than those so far."""
         drawn = len(self.rounds) if rounds is None else rounds
-        return Charged(self.plans[view], int(self.body["rounds"]), drawn)
+        count = drawn + repeated(self.digests)
+        return Charged(self.plans[view], int(self.body["rounds"]), count)
 
 
 @dataclass(frozen=True)
@@ -202,6 +212,7 @@ class Books:
         self.streams: dict[str, Stream] = {}
         self.granted: dict[Account, dict[View, Granted]] = {}
         self.drawn: dict[str, set[tuple[str, int]]] = {}  # (stream, round) of each run
+        self.published: dict[str, dict[tuple[str, int], set[str]]] = {}  # by run, noise and round
         self._runs: dict[int, tuple[str, str]] = {}  # stream and name of a run, by its entry
 
     def accounts(self) -> list[Account]:
@@ -256,6 +267,10 @@ class Books:
         alike = (stream for stream in self.streams.values() if stream.noise == noise)
         return set().union(*(stream.digests.get(round, ()) for stream in alike))
 
+    def releases_of(self, run: str) -> int:
+        """Rounds that a run has reserved, each as often as it was published with other bytes."""
+        return len(self.drawn.get(run, ())) + repeated(self.published.get(run, {}))
+
     def stream_of(self, entry: int) -> Stream:
         """The noise stream of a run's entry."""
         return self.streams[self._runs[entry][0]]
@@ -277,8 +292,11 @@ class Books:
                 self.streams[key].rounds.add(body["round"])
                 self.drawn.setdefault(run, set()).add((key, body["round"]))
             case "commit":
-                digests = self.stream_of(body["run"]).digests
-                digests.setdefault(body["round"], set()).add(body["digest"])
+                key, run = self._runs[body["run"]]
+                stream, round = self.streams[key], body["round"]
+                stream.digests.setdefault(round, set()).add(body["digest"])
+                mine = self.published.setdefault(run, {})
+                mine.setdefault((stream.body["stream"], round), set()).add(body["digest"])
             case "budget":
                 self._apply_budget(body)
             case "ledger" | "anchored" | "end":
@@ -415,6 +433,11 @@ class Ledger(Books):
     def close(self) -> None:
         """Close the ledger."""
         self.chain.close()
+
+
+def repeated(digests: Mapping[Any, set[str]]) -> int:
+    """How many more versions of rounds were published than rounds."""
+    return sum(len(found) - 1 for found in digests.values())
 
 
 def stream_key(body: Mapping[str, Any]) -> str:

@@ -16,13 +16,23 @@ from fedveil.accounting import events
 from fedveil.accounting.rounding import rounded_up, short
 from fedveil.errors import UserError
 from fedveil.ledger.chain import now
-from fedveil.ledger.ledger import Facts, Ledger, Limit, Stream, apart, spent_on, stream_key
+from fedveil.ledger.ledger import (
+    Facts,
+    Ledger,
+    Limit,
+    Stream,
+    apart,
+    repeated,
+    spent_on,
+    stream_key,
+)
 from fedveil.ledger.lock import FileLock
 from fedveil.privacy import composition
 from fedveil.recipe import View
 
 RELEASED_BEFORE = (
-    "these rounds were released before with the same noise, and their last bits differ. Release "
+    "some rounds were released before with the same seed and other bytes. ε counts both. If a "
+    "part draws randomness of its own, that is enough. Otherwise their noise is the same: release "
     "only one of the two."
 )
 PATIENCE = 1.0  # seconds: long enough for a budget that is being set, not for a run
@@ -37,9 +47,10 @@ class BudgetError(UserError):
 class Session:
     """One process that trains one run: it reserves rounds, and commits what it has published.
 
-    A round of a stream that was reserved before, by this run or an equal one, is not charged again:
-    the same stream gives the same bytes, which `check` enforces. `contents` gives the hash of the
-    examples, so that the run ends if a budget is set for them in another unit or split.
+    A round of a stream that was reserved before, by this run or an equal one, is not charged again
+    unless it is published with other bytes, which `check` refuses under a budget. `contents` gives
+    the hash of the examples, so that the run ends if a budget is set for them in another unit or
+    split.
     """
 
     def __init__(
@@ -71,20 +82,23 @@ class Session:
 
     @property
     def rounds(self) -> int:
-        """Rounds that this run has reserved, in all its processes."""
-        return len(self.ledger.drawn.get(self.run, ()))
+        """Rounds that this run has released or reserved, in all its processes."""
+        return self.ledger.releases_of(self.run)
 
     @property
     def redrawn(self) -> int:
-        """Rounds that were drawn with another key of this run and are not in its state."""
+        """Rounds that this run has released in addition to those of its state.
+
+        With a secret key, those drawn with another key. With a seed, other versions of a round.
+        """
         if not self.facts.stream.startswith("secret"):
-            return 0
+            return repeated(self._published)
         return max(self.rounds_of_other_keys - self._completed, 0)
 
     def lost(self, kind: Callable[[int], bool]) -> int:
         """How many of the redrawn rounds are of a kind."""
         if not self.facts.stream.startswith("secret"):
-            return 0
+            return repeated({r: found for (_, r), found in self._published.items() if kind(r)})
         others = (r for key, r in self.ledger.drawn.get(self.run, ()) if key != self._key)
         return max(sum(map(kind, others)) - sum(map(kind, range(self._completed))), 0)
 
@@ -101,6 +115,10 @@ class Session:
     def room(self) -> float:
         """How many more rounds the budgets allow; ∞ without a budget."""
         return self._room - len(self._stream.rounds)
+
+    @property
+    def _published(self) -> dict[tuple[str, int], set[str]]:
+        return self.ledger.published.get(self.run, {})
 
     @property
     def rounds_of_other_keys(self) -> int:
@@ -156,14 +174,20 @@ class Session:
         if before and digest not in before and (always or self.limits):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
-                "by another engine, version, machine or number of processes. Releasing it again "
-                "with the same noise would reveal the difference. Resume it as it was run before, "
-                "or use another seed."
+                "by another engine, version, machine or number of processes, or because a part "
+                "draws randomness of its own. Releasing it again with the same noise would reveal "
+                "the difference. Resume it as it was run before, or use another seed."
             )
+
+    def repeats(self, round: int, digest: str) -> bool:
+        """Whether this run has published the round before, with other bytes."""
+        before = self._published.get((self.facts.stream, round), ())
+        return bool(before) and digest not in before
 
     def commit(self, round: int, digest: str) -> None:
         """Record that a round was published, with the digest of its release."""
-        if digest in self._stream.digests.get(round, ()):
+        mine = self._published.get((self.facts.stream, round), ())
+        if digest in mine and digest in self._stream.digests.get(round, ()):
             return
         before = self.ledger.released(self._empty.noise, round)
         self.differed |= bool(before) and digest not in before
@@ -220,7 +244,7 @@ class Session:
             self.ledger.sync()
         limits = self.limits
         others = (s for s in self.ledger.of(self.facts.account) if s is not self._stream)
-        found = (limits, sum(len(stream.rounds) for stream in others))
+        found = (limits, sum(stream.releases for stream in others))
         if found != self._counted:
             self._counted = found
             self._room = min(map(self._allowed, limits), default=math.inf)
@@ -270,7 +294,8 @@ class Session:
     def _why(self, view: View) -> str:
         """The reason, if there is no finite ε."""
         mine = self._stream.charged(view)
-        reason = composition.reason([*self.ledger.charged(self.facts.account, view), mine])
+        runs = [*self.ledger.charged(self.facts.account, view), mine]
+        reason = composition.reason(runs, budgeted=True)
         return f", since {reason}" if reason else ""
 
     def _record_missing(self, completed: int) -> None:

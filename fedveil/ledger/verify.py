@@ -49,7 +49,7 @@ def verify(ledger: Ledger) -> Verification:
     for account in books.accounts():
         verdict.problems += _overspent(books, account, before)
     for stream in books.streams.values():
-        verdict.rounds += len(stream.rounds)
+        verdict.rounds += stream.releases
         verdict.uncommitted += len(stream.rounds - stream.digests.keys())
     for noise, rounds in released_twice(books.streams.values()).items():
         entries = books.entries_of(noise)
@@ -57,8 +57,9 @@ def verify(ledger: Ledger) -> Verification:
         verdict.problems.append(
             f"{recipe} on {noise[0]}: {_spans([round + 1 for round in rounds])} released in two "
             f"versions with the same noise, by the runs of entries {', '.join(map(str, entries))} "
-            "(`fedveil budget history`). No ε covers their difference. Release at most one of "
-            "their models, and train the other again with another seed"
+            "(`fedveil budget history`). Both are charged, but if they share noise, no ε covers "
+            "their difference. Release at most one of their models, and train the other again with "
+            "another seed"
         )
     return verdict
 
@@ -79,7 +80,7 @@ def _spans(rounds: Sequence[int]) -> str:
 
 
 def _rounds(books: Books, account: Account) -> int:
-    return sum(len(stream.rounds) for stream in books.of(account))
+    return sum(stream.releases for stream in books.of(account))
 
 
 def _overspent(books: Books, account: Account, before: dict[Account, int]) -> Iterator[str]:
@@ -111,7 +112,7 @@ def _misstated(books: Books, entry: Entry) -> Iterator[str]:
     found = accounting.epsilon(plan.spent(body["rounds"]), stream.body["delta"])
     said = math.inf if body["epsilon"] is None else body["epsilon"]
     if body.get("limited"):  # by the run's own ε, between that of its drawn rounds and that of all
-        drawn = len(books.drawn.get(stream.body["run"], ()))
+        drawn = books.releases_of(stream.body["run"])
         if plan.over_the_run:  # lost rounds are counted as if lost one by one: without them
             plan, drawn = plan.redrawn(0), drawn - body["redrawn"]
         least = accounting.epsilon(plan.spent(drawn), stream.body["delta"])

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedveil.errors import HUGE, UserError, told
-
-
-def same_draws(draw: Callable[[np.random.Generator], Any]) -> bool:
-    """Whether equal streams give equal numbers: a draw depends on its stream and nothing else.
-
-    >>> same_draws(lambda rng: rng.normal(size=3)), same_draws(lambda rng: np.random.normal(size=3))
-    (True, False)
-    """
-
-    def drawn() -> tuple[tuple[int, ...], bytes]:
-        found = np.asarray(draw(np.random.default_rng(0)))
-        return found.shape, found.tobytes()
-
-    return drawn() == drawn()
 
 
 def check(part: object, field: str, value: object, holds: bool, wanted: str) -> None:
@@ -87,3 +75,42 @@ def count(part: object, field: str, value: object) -> None:
     """
     whole = isinstance(value, int) and number(value) and value >= 1
     check(part, field, value, whole, "a whole number (int), at least 1")
+
+
+def repeatable(draw: Callable[[np.random.Generator], object], streams: int = 8) -> bool:
+    """Whether two draws from equal streams are equal, so that all randomness is the stream's.
+
+    >>> repeatable(lambda rng: rng.normal()), repeatable(lambda rng: np.random.normal())
+    (True, False)
+    """
+
+    def once(seed: int) -> object:
+        return _content(draw(np.random.default_rng(seed)))
+
+    return all(once(seed) == once(seed) for seed in range(streams))
+
+
+def varied(draw: Callable[[np.random.Generator], object], streams: int = 64) -> bool:
+    """Whether some of a few streams give different draws.
+
+    >>> varied(lambda rng: rng.random() < 0.5), varied(lambda rng: np.arange(3))
+    (True, False)
+    """
+    first = _content(draw(np.random.default_rng(0)))
+    return any(_content(draw(np.random.default_rng(n))) != first for n in range(1, streams))
+
+
+def _content(drawn: object) -> object:
+    """The numbers of a draw, to be compared bit by bit; NaN equals itself."""
+    if isinstance(drawn, Tensor):
+        numbers = drawn.detach().cpu().flatten().view(torch.uint8)
+        return str(drawn.dtype), tuple(drawn.shape), numbers.numpy().tobytes()
+    if isinstance(drawn, np.ndarray | np.generic):
+        return str(drawn.dtype), drawn.shape, drawn.tobytes()
+    if isinstance(drawn, Mapping):
+        return tuple((key, _content(value)) for key, value in drawn.items())
+    if is_dataclass(drawn) and not isinstance(drawn, type):
+        return tuple(_content(getattr(drawn, field.name)) for field in fields(drawn))
+    if isinstance(drawn, list | tuple):
+        return tuple(map(_content, drawn))
+    return repr(drawn) if isinstance(drawn, int | float | str | None) else None

@@ -37,9 +37,8 @@ class Cohort(Part, ABC):
     """Draws the cohort of a round, and accounts for its amplification."""
 
     claims: ClassVar = (
-        "describe", "amplify", "adjacency", "fixed", "min_honest", "redrawn", "until_cap",
-        "independent", "coin", "participants", "with_size", "with_population", "spaced",
-        "separation", "cyclic",
+        "describe", "amplify", "adjacency", "fixed", "min_honest", "until_cap", "independent",
+        "coin", "participants", "with_size", "with_population", "spaced", "separation", "cyclic",
     )  # fmt: skip
 
     adjacency: Adjacency = "zero-out"  # for which `amplify` is proved
@@ -66,7 +65,11 @@ class Cohort(Part, ABC):
         return self.honest or 1
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        """The event in a view that hides who took part. [default: not amplified]"""
+        """The event in a view that hides who took part. [default: not amplified]
+
+        It is that of a single round, over coins that `draw` takes from its stream, whatever the
+        state and the earlier rounds. It then holds for a round that is drawn again, too.
+        """
         return event
 
     def coin(self, population: int) -> float | None:
@@ -108,12 +111,12 @@ class Cohort(Part, ABC):
     def _capped(self) -> str:
         return "" if self.cap is None else f", at most {self.cap} times per run"
 
-    def redrawn(self, rounds: int) -> Cohort:
-        """The cohort to account for after a number of rounds were lost and drawn again."""
-        return self if self.cap is None or not rounds else Stranded(self)
+    def until_cap(self, hidden: events.Composed, cap: int) -> tuple[events.Composed, ...]:
+        """Shorter compositions of sampled rounds that a cap allows. [default: none]
 
-    def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
-        """Shorter compositions of sampled rounds that a cap allows. [default: none]"""
+        `cap` is the cohort's own, plus the rounds that were lost in a crash and drawn again.
+        User-defined cohorts are not asked.
+        """
         return ()
 
     def planned(self, population: int) -> Cohort:
@@ -248,13 +251,13 @@ class Poisson(Cohort):
         rounds_of_unit = float(bdtrc(np.arange(self.cap), rounds, self.rate).sum())
         return Participants(population * rounds_of_unit / rounds, exact=True)
 
-    def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
+    def until_cap(self, hidden: events.Composed, cap: int) -> tuple[events.Composed, ...]:
         """The sampled rounds after which a unit has reached its cap with high probability.
 
         It takes part in no later round, except with the probability that is set aside.
         """
-        event, cap = hidden.event, self.cap
-        if cap is None or not isinstance(event, events.PoissonSampled):
+        event = hidden.event
+        if not isinstance(event, events.PoissonSampled):
             return ()
         found = ((chance, rounds_until(event.rate, cap, chance)) for chance in NOT_YET)
         return tuple(
@@ -267,10 +270,6 @@ class Poisson(Cohort):
         """The rate and the cap."""
         often = f"takes part in a round with probability {self.rate:g}"
         return f"Poisson: each {unit} {often}{self._capped()}."
-
-    def redrawn(self, rounds: int) -> Poisson:
-        """Rounds that were drawn again count in addition to the cap."""
-        return self if self.cap is None else replace(self, cap=self.cap + rounds)
 
     def with_size(self, size: float, population: int) -> Poisson:
         """Another rate."""
@@ -344,10 +343,6 @@ class FixedSize(Cohort):
         drawn = f"{size} {unit}s per round, drawn without replacement"
         return f"Fixed size: {drawn}{self._capped()}."
 
-    def redrawn(self, rounds: int) -> FixedSize:
-        """Rounds that were drawn again count in addition to the cap."""
-        return self if self.cap is None else replace(self, cap=self.cap + rounds)
-
     def with_size(self, size: float, population: int) -> FixedSize:
         """Another size, in whole clients."""
         return replace(self, clients=whole_size(size))
@@ -360,39 +355,6 @@ class FixedSize(Cohort):
         """The same share of the population."""
         honest = self.honest and whole_size(self.honest * factor)
         return replace(self, clients=whole_size(self.clients * factor), honest=honest)
-
-
-@dataclass(frozen=True, repr=False)
-class Stranded(Cohort):
-    """A capped user-defined cohort after a crash: no promise over a whole run counts.
-
-    How it enforces its cap is unknown, and so is whether its amplification relies on the cap. A
-    unit may therefore take part in every round, and sampling does not amplify.
-    """
-
-    stranger: Cohort
-    cap = None
-
-    def __post_init__(self) -> None:
-        for name in ("adjacency", "fixed", "honest"):
-            object.__setattr__(self, name, getattr(self.stranger, name))
-
-    def expected(self, population: int) -> float:
-        """As before the crash."""
-        return self.stranger.expected(population)
-
-    def min_honest(self, population: int) -> int:
-        """As before the crash."""
-        return self.stranger.min_honest(population)
-
-    def draw(
-        self, population: int, rng: np.random.Generator, state: Tensors | None = None
-    ) -> np.ndarray:
-        """As before the crash."""
-        return self.stranger.draw(population, rng, state)
-
-    def __repr__(self) -> str:
-        return f"{self.stranger!r}, of which rounds were lost in a crash"
 
 
 def _sampled(event: events.Dominated, by: events.Round, rate: float) -> events.Round:

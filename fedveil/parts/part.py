@@ -74,5 +74,5 @@ def foreign(part: object) -> bool:
     kind = part if isinstance(part, type) else type(part)
     if kind.__module__.partition(".")[0] != "fedveil":
         return True
-    inside = getattr(part, "stranger", None)  # wrapped by Stranded after a crash
+    inside = getattr(part, "stranger", None)  # of a part that is observed (`recipe.observed`)
     return inside is not None and foreign(inside)

@@ -24,10 +24,6 @@ class _Spaced(Cohort):
 
     spaced = True
 
-    def redrawn(self, rounds: int) -> Cohort:
-        """Unchanged: correlated noise counts lost rounds in addition."""
-        return self
-
     def misfit(self, recipe: Recipe) -> str | None:
         """Only correlated noise accounts for lost rounds of such a cohort."""
         if recipe.noise.correlated or not recipe.private:

@@ -74,7 +74,6 @@ def _asked(recipe: Recipe, dim: int, population: int) -> Iterator[tuple[tuple[st
     yield ("cohort", "min_honest"), cohort.min_honest(population)
     yield ("cohort", "coin"), cohort.coin(population)
     yield ("cohort", "describe"), cohort.describe(recipe.unit, population)
-    yield ("cohort", "redrawn"), cohort.redrawn(1)
     yield ("bound", "norms"), limits.bounded
     for name in ("adapts", "leaks", "leak", "released"):
         yield ("bound", name), getattr(bound, name)

@@ -28,6 +28,7 @@ ORDERS = (2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 16.0, 30.0, 64.0, 256.0)  # known for e
 MIDDLE = 7.0  # the order at which proofs are compared
 HARDLY = 1e-13  # escapes too small to prefer another proof
 MANY = 10**9  # rounds: more than any run trains
+PREFERRED: tuple[Adjacency, ...] = ("zero-out", "add-remove", "replace-one")  # for an account
 Orders = Sequence[float]
 
 
@@ -89,7 +90,6 @@ class ReleasePlan:
 
     ways: tuple[Way, ...]
     adjacencies: tuple[Adjacency, ...]
-    stranded: events.Round | None = None  # a round's event after lost rounds, for a foreign cap
 
     @property
     def first(self) -> events.Dominated | None:
@@ -108,8 +108,6 @@ class ReleasePlan:
 
     def redrawn(self, rounds: int) -> ReleasePlan:
         """The plan after a number of rounds were lost and drawn again, in addition to a cap."""
-        if rounds and self.stranded is not None:
-            return ReleasePlan((Way(self.stranded, None, None, self.first),), self.adjacencies)
         return replace(self, ways=tuple(way.redrawn(rounds) for way in self.ways))
 
     def of_silo(self, silo: int) -> ReleasePlan:
@@ -135,10 +133,7 @@ class ReleasePlan:
     def plain(self) -> dict[str, Any]:
         """As plain values."""
         ways = [way.plain() for way in self.ways]
-        plain: dict[str, Any] = {"ways": ways, "adjacencies": list(self.adjacencies)}
-        if self.stranded is not None:
-            plain["stranded"] = event_to_plain(self.stranded)
-        return plain
+        return {"ways": ways, "adjacencies": list(self.adjacencies)}
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> ReleasePlan:
@@ -150,12 +145,7 @@ class ReleasePlan:
         # Old plans do not record their cap. It is what the proof without sampling counts.
         caps = [way["cap"] for way in plain["ways"] if "cap" in way]
         cap = min(caps or [way.most for way in ways if way.most is not None], default=None)
-        stranded = plain.get("stranded")
-        return ReleasePlan(
-            _relying_on(cap, ways),
-            tuple(plain["adjacencies"]),
-            None if stranded is None else event_from_plain(stranded),
-        )
+        return ReleasePlan(_relying_on(cap, ways), tuple(plain["adjacencies"]))
 
 
 def _first_of(way: Mapping[str, Any]) -> events.Dominated | None:
@@ -210,9 +200,7 @@ def plan(
     adjacencies = covered(recipe, view)
     if reason := _unnoised(recipe, origin):
         return ReleasePlan((Way(events.NonPrivate(reason), None),), adjacencies)
-    strange = recipe.cohort.cap is not None and foreign(recipe.cohort)
-    stranded = recipe.release(dim, population, view) if strange else None
-    return ReleasePlan(ways(recipe, dim, population, view), adjacencies, stranded)
+    return ReleasePlan(ways(recipe, dim, population, view), adjacencies)
 
 
 def _unnoised(recipe: Recipe, origin: Origin) -> str:
@@ -226,15 +214,17 @@ def _unnoised(recipe: Recipe, origin: Origin) -> str:
     return ""
 
 
-def reason(runs: Sequence[Charged]) -> str:
+def reason(runs: Sequence[Charged], budgeted: bool = False) -> str:
     """Why the composition of some runs has no finite ε, if not for the amount of noise."""
     for run in runs:
         for way in run.plan.ways:
             if isinstance(way.event, events.NonPrivate):
                 return way.event.reason
-    if fitting(runs):
+    if adjacency(runs, budgeted) is not None:
         return ""
-    return f"the runs on these data do not all hold for {adjacency(runs)} neighbours"
+    if budgeted:
+        return f"the runs on these data do not all hold for {adjacency(runs[:1])} neighbours"
+    return "the runs on these data have no adjacency in common"
 
 
 def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ...]:
@@ -246,7 +236,7 @@ def ways(recipe: Recipe, dim: int, population: int, view: View) -> tuple[Way, ..
         Way(way.event, None if way.count == MANY else way.count, None, way.first)
         for way in composed
     ]
-    return _relying_on(recipe.cohort.cap, proofs)
+    return _relying_on(recipe.cap, proofs)
 
 
 def covered(recipe: Recipe, view: View) -> tuple[Adjacency, ...]:
@@ -282,15 +272,19 @@ class Charged:
     rounds: int
 
 
-def adjacency(runs: Sequence[Charged]) -> Adjacency:
-    """The adjacency of an account, fixed by its first run: zero-out if possible."""
-    first = runs[0].plan.adjacencies
-    return "zero-out" if "zero-out" in first else first[0]
+def common(runs: Sequence[Charged]) -> tuple[Adjacency, ...]:
+    """The adjacencies that the events of all runs hold for, in the first run's order."""
+    each = [run.plan.adjacencies for run in runs]
+    return tuple(one for one in each[0] if all(one in others for others in each))
 
 
-def fitting(runs: Sequence[Charged]) -> bool:
-    """Whether the events of all runs hold for the account's adjacency."""
-    return all(adjacency(runs) in run.plan.adjacencies for run in runs)
+def adjacency(runs: Sequence[Charged], budgeted: bool = False) -> Adjacency | None:
+    """The adjacency of an account: one that all runs hold for, zero-out if possible, or None.
+
+    A budget has one before later runs are chosen, so there the first run fixes it.
+    """
+    found = sorted(common(runs[:1] if budgeted else runs), key=PREFERRED.index)
+    return found[0] if found and found[0] in common(runs) else None
 
 
 def epsilon(runs: Sequence[Charged], delta: float, target: float | None = None) -> float:
@@ -302,7 +296,7 @@ def epsilon(runs: Sequence[Charged], delta: float, target: float | None = None) 
     runs = [run for run in runs if run.rounds]
     if not runs:
         return 0.0
-    if not fitting(runs):
+    if adjacency(runs, target is not None) is None:
         return math.inf
     first, total = runs[0], sum(run.rounds for run in runs)
     alike = all(run.plan == first.plan for run in runs)

@@ -202,7 +202,7 @@ def guarantee(
         hidden=hidden,
         most=recipe.max_participations(rounds, view),
         drawn=None if attended is None else min(accounting.epsilon(attended, delta), epsilon),
-        cap=recipe.cohort.cap if math.isfinite(capped) else None,
+        cap=recipe.cap if math.isfinite(capped) else None,
         capped=capped if math.isfinite(capped) else None,
         course=course,
         origin=origin,

@@ -18,7 +18,7 @@ import numpy as np
 from fedveil.accounting import events
 from fedveil.accounting.events import ORDERS
 from fedveil.errors import UserError
-from fedveil.privacy.composition import Charged, curve, fitting
+from fedveil.privacy.composition import Charged, common, curve
 
 MOST = 10_000  # runs; a distribution that draws more is refused
 TAIL = 1e-12  # the probability mass that may be beyond MOST
@@ -160,7 +160,7 @@ def selection(members: Sequence[Charged], law: Law) -> events.RenyiRelease:
     run is the mean over members. The escape and distance of a run count E[K] times. K is drawn up
     to TAIL, which is added to the distance.
     """
-    if not fitting(members):
+    if not common(members):
         raise UserError(
             "The guarantees of these members do not share an adjacency, so there is no guarantee "
             "for the best of them. Use the same kind of cohort for all members."

@@ -212,10 +212,13 @@ class Statement:
         )
 
     def _sampling(self) -> str:
-        recipe, silos = self.recipe, self.main.population
+        recipe, people = self.recipe, self.main.population
         if recipe.by_record:
-            return f"{recipe.local.describe(silos)} {recipe.cohort.describe('silo', silos)}"
-        return self.recipe.cohort.describe(self.main.unit, self.main.population)
+            return f"{recipe.local.describe(people)} {recipe.cohort.describe('silo', people)}"
+        told = recipe.cohort.describe(self.main.unit, people)
+        if recipe.cohort.cap is None or not recipe.lost:
+            return told
+        return f"{told} Participations in lost rounds count in addition to this limit."
 
     def _noise(self) -> str:
         noise = self.recipe.noise

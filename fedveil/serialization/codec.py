@@ -50,7 +50,7 @@ PARTS: dict[str, type] = {
     for module in MODULES
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Part | schedule.Schedule)
-    if dataclasses.is_dataclass(kind) and kind is not cohort.Stranded
+    if dataclasses.is_dataclass(kind)
     if not kind.__name__.startswith("_") and not inspect.isabstract(kind)
     if kind.__module__ == module.__name__
 }

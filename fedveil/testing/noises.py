@@ -17,7 +17,7 @@ from fedveil.accounting import events
 from fedveil.accounting.norms import Norms
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
-from fedveil.parts.checks import same_draws
+from fedveil.parts.checks import repeatable
 from fedveil.parts.noise import Noise, Share
 from fedveil.parts.part import Begin
 from fedveil.parts.quantize import StochasticRound
@@ -129,7 +129,7 @@ def _kind_of_numbers(noise: Noise) -> None:
 def _draws_from_its_stream(noise: Noise) -> None:
     message = wide(messages_of(1))
     for draw in (lambda rng: noise.draw(message, 3, EXPECTED, rng), partial(noise.each, message)):
-        assert same_draws(draw), (
+        assert repeatable(draw), (
             f"{noise} draws other numbers from an equal stream; draw from `rng` alone"
         )
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.accounting.norms import Norms
 from fedveil.parts.bound import within
-from fedveil.parts.checks import same_draws
+from fedveil.parts.checks import repeatable
 from fedveil.parts.quantize import Quantize
 
 DIMS, NORMS = (1, 2, 7, 100), (1.0, 0.37, 62.5)
@@ -81,7 +81,7 @@ def _check(quantize: Quantize, rows: Tensor, bound: Norms, messages: Tensor) -> 
 
 
 def _draws_from_its_stream(quantize: Quantize, rows: Tensor, bound: Norms) -> None:
-    assert same_draws(lambda rng: quantize(rows, bound, rng)), (
+    assert repeatable(lambda rng: quantize(rows, bound, rng)), (
         f"{quantize} makes other messages from an equal stream; draw from `rng` alone"
     )
 

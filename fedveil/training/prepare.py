@@ -43,6 +43,7 @@ from fedveil.random.streams import SecretKey, run_key, torch_generator
 from fedveil.recipe import Recipe
 from fedveil.serialization.codec import identified, readable
 from fedveil.training.metrics import Chosen, Metric, Score, chosen
+from fedveil.training.own_randomness import refuse_own_randomness
 from fedveil.training.private_evaluation import identity as evaluated_on
 from fedveil.training.private_evaluation import planned_evaluation, released
 from fedveil.training.probe import probed
@@ -127,6 +128,7 @@ def prepare(
         recipe = secured(recipe)
     recipe = recipe.planned(rounds, data.clients)
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
+    refuse_own_randomness(recipe, x, data.clients, rounds)
     fingerprint = data.fingerprint()
     identity = run_key(
         seed, identified(readable(recipe)), rounds, _model_facts(task, x, data), fingerprint,

@@ -28,8 +28,8 @@ from fedveil.data.frames import named_frame
 from fedveil.data.sketch import sketched
 from fedveil.data.table import several
 from fedveil.errors import UserError
-from fedveil.ledger.charging import refuse_other_split, refuse_shared_clients
-from fedveil.ledger.ledger import VIEWS, Account, Facts, ledger_path, open_ledger
+from fedveil.ledger.entering import entered
+from fedveil.ledger.ledger import VIEWS, Account, Facts, ledger_path
 from fedveil.ledger.resembling import resembling
 from fedveil.ledger.session import Session
 from fedveil.parts.statistics import Statistics
@@ -285,11 +285,8 @@ def _session(
     account: str | None,
 ) -> Session:
     """Enter the release in the ledger; a budget that it exceeds refuses it."""
-    books = open_ledger(ledger)
-    try:
-        charged = Account.of(data, account)
-        refuse_shared_clients(books, charged, data)
-        refuse_other_split(books, charged, data)
+    charged = Account.of(data, account)
+    with entered(ledger, charged, data) as books:
         token = secrets.token_hex(16)
         name = f"secret {token}" if isinstance(key, SecretKey) else f"seeded {key}"
         facts = Facts(
@@ -297,9 +294,6 @@ def _session(
             stream=name, rounds=1, delta=delta, plans=_plans(granted), people=books.people(data),
         )  # fmt: skip
         return Session(books, facts, token, contents=data.contents)
-    except BaseException:
-        books.close()
-        raise
 
 
 def _plans(granted: Allowance) -> dict[Any, ReleasePlan]:

@@ -100,6 +100,18 @@ MUTATIONS = [
         "test_the_proof_of_a_capped_run_is_chosen_by_its_plan",
         rule.test_the_proof_of_a_capped_run_is_chosen_by_its_plan,
     ),
+    Mutation(
+        "later runs narrow the adjacency of a budget",
+        line(together, "adjacency", ("runs[:1] if budgeted else runs", "runs")),
+        "test_under_a_budget_the_first_run_fixes_the_adjacency",
+        rule.test_under_a_budget_the_first_run_fixes_the_adjacency,
+    ),
+    Mutation(
+        "runs without a common adjacency are added up",
+        line(together, "adjacency", ("found and found[0] in common(runs)", "found")),
+        "test_under_a_budget_the_first_run_fixes_the_adjacency",
+        rule.test_under_a_budget_the_first_run_fixes_the_adjacency,
+    ),
 ]
 
 

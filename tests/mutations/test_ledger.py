@@ -19,8 +19,8 @@ from fedveil.errors import UserError
 from fedveil.federation import reception
 from fedveil.ledger import charging, session, verify
 from fedveil.ledger.chain import now
-from fedveil.ledger.ledger import Account, Facts, open_ledger
-from fedveil.parts.cohort import Cohort, Everyone, Stranded
+from fedveil.ledger.ledger import Account, Facts, Stream, open_ledger
+from fedveil.parts.cohort import Cohort, Everyone
 from fedveil.parts.memory import Memory
 from fedveil.privacy import calibrate, statement
 from fedveil.privacy import composition as together
@@ -31,8 +31,9 @@ from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.federation import test_reception
+from tests.unit.ledger import test_stopping
 from tests.unit.privacy import test_together
-from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped
+from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped, Sure
 
 DELTA, DIM, CLIENTS = 1e-5, 30, 100
 SECAGG = algorithms.dp_norm_fedavg_secagg(25, sigma=30.0, support=400, cap=3)
@@ -178,13 +179,42 @@ def check_sampling() -> None:
     assert dict(told.entries())["Sampling"].startswith("Fifth(")
 
 
-def check_stranded() -> None:
-    """After a crash neither a stranger's cap nor its amplification counts, in any account."""
-    lost = charging.redrawn(replace(SAMPLED, cohort=Fifth(cap=2)), 1)
-    plain = events.Composed(SAMPLED.release(DIM, CLIENTS), 9)
-    assert lost.spent(DIM, CLIENTS, 9) == plain
-    planned = together.plan(replace(SAMPLED, cohort=Fifth(cap=2)), DIM, CLIENTS, "models")
-    assert planned.redrawn(1).spent(9) == plain
+def check_lost_cap() -> None:
+    """After a crash a stranger's cap counts, and the lost rounds with it, in any account."""
+    capped = replace(SAMPLED, cohort=Fifth(cap=2))
+    lost, planned = charging.redrawn(capped, 3), together.plan(capped, DIM, CLIENTS, "models")
+    for spent in (lost.spent(DIM, CLIENTS, 9), planned.redrawn(3).spent(9)):
+        assert [way.count for way in spent.ways] == [9, 5]
+
+
+def check_versions() -> None:
+    """A round that is published in two versions is two releases, of the run and of the account."""
+    with tempfile.TemporaryDirectory() as place:
+        books = open_ledger(Path(place) / "ledger.sqlite")
+        plans = {view: together.plan(SAMPLED, DIM, CLIENTS, view) for view in VIEWS}
+        account = Account("f" * 64, "client")
+        facts = Facts(account, "data", CLIENTS, "dp_fedavg", "seeded a", 8, DELTA, plans)
+        one = session.Session(books, facts, "run")
+        one.reserve(0)
+        one.commit(0, "these bytes")
+        assert one.repeats(0, "other bytes")
+        one.commit(0, "other bytes")
+        assert (one.rounds, one.redrawn) == (2, 1)
+        spent = books.spent(account, "models", DELTA)
+        books.close()
+    assert spent == accounting.epsilon(SAMPLED.spent(DIM, CLIENTS, 2), DELTA)
+
+
+def check_unpublished() -> None:
+    """A version beyond the run's own ε is not published."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        held = test_stopping.test_versions_are_held_to_a_run_s_own_epsilon_before_they_are_published
+        held(people(12), Path(place) / "a", patch)
+
+
+def check_unasked() -> None:
+    capped = replace(SAMPLED, cohort=Sure(cap=2))
+    assert [way.count for way in capped.spent(DIM, CLIENTS, 9).ways] == [9, 2]
 
 
 def check_memory() -> None:
@@ -296,17 +326,23 @@ MUTATIONS = [
     Mutation("an unknown cohort is everyone",
              returning(Cohort, "describe", Everyone.describe),
              "sampling", check_sampling),
-    Mutation("a stranger's lost rounds are forgotten",
-             returning(Cohort, "redrawn", lambda cohort, rounds: cohort),
-             "stranded", check_stranded),
-    Mutation("a stranger's amplification outlives a crash",
-             returning(Stranded, "amplify",
-                       lambda lost, event, people: lost.stranger.amplify(event, people)),
-             "stranded", check_stranded),
-    Mutation("the ledger forgets a stranger's lost rounds",
-             line(together.ReleasePlan, "redrawn",
-                  ("if rounds and self.stranded is not None", "if False")),
-             "stranded", check_stranded),
+    Mutation("lost rounds do not raise a cap",
+             returning(recipe.Recipe, "cap", property(lambda self: self.cohort.cap)),
+             "lost cap", check_lost_cap),
+    Mutation("lost rounds do not raise a cap in the ledger",
+             line(together.Way, "redrawn", ("self.most + lost", "self.most")),
+             "lost cap", check_lost_cap),
+    Mutation("versions of a round are charged once",
+             line(Stream, "charged", (" + repeated(self.digests)", "")),
+             "versions", check_versions),
+    Mutation("versions of a round are stated once",
+             returning(session, "repeated", lambda _: 0), "versions", check_versions),
+    Mutation("versions of a round are published beyond a run's own ε",
+             returning(session.Session, "repeats", lambda *_: False),
+             "unpublished", check_unpublished),
+    Mutation("a stranger says when its cap is reached",
+             line(recipe.Recipe, "spent", ("() if foreign(self.cohort) else ", "")),
+             "unasked", check_unasked),
     Mutation("an unknown memory is amplified",
              returning(Memory, "amplified", True),
              "memory", check_memory),

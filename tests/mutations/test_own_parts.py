@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedveil import loop, synthetic
 from fedveil import recipe as recipe_module
@@ -25,6 +26,7 @@ from fedveil.recipe import Recipe
 from fedveil.serialization import code
 from fedveil.testing import check_bound, check_memory, check_noise, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
+from fedveil.training import own_randomness
 from fedveil.training import run as training_run
 from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
@@ -43,6 +45,7 @@ from tests.unit.algorithms import test_own_algorithm
 from tests.unit.engines import test_asking as asked
 from tests.unit.parts import test_server, test_values
 from tests.unit.privacy import test_answers
+from tests.unit.training.test_own_randomness import Entropy, Reseeded, Shuffled
 
 
 def refused(rounds: int = 1, **parts: Any) -> None:
@@ -67,6 +70,14 @@ def unaccounted(**parts: Any) -> None:
     except UserError:
         return
     raise AssertionError(f"{parts} were accounted")
+
+
+def unready(**parts: Any) -> None:
+    try:
+        own_randomness.refuse_own_randomness(replace(CLIPPED, **parts), torch.zeros(6), 12, 4)
+    except UserError:
+        return
+    raise AssertionError(f"{parts} were found ready")
 
 
 def silo_refused(kind: type) -> None:
@@ -441,6 +452,24 @@ MUTATIONS = [
         line(bound.ClipCoordinates, "norms", ("l2=self.limit * root", "l2=self.limit")),
         "check_bound",
         lambda: check_bound(bound.ClipCoordinates(0.3)),
+    ),
+    Mutation(
+        "randomness of a part's own",
+        returning(own_randomness, "repeatable", lambda draw: True),
+        "unready",
+        lambda: unready(noise=Entropy(3.0)),
+    ),
+    Mutation(
+        "noise that is the same in every round",
+        returning(own_randomness, "varied", lambda draw: True),
+        "unready",
+        lambda: unready(noise=Reseeded(3.0)),
+    ),
+    Mutation(
+        "amplified clients that do not come from the round's stream",
+        returning(own_randomness, "_refuse_constant_cohort", lambda *_: None),
+        "unready",
+        lambda: unready(cohort=Shuffled()),
     ),
     Mutation(
         "a memory of the mean message",

@@ -20,7 +20,7 @@ from fedveil.data.origin import UNKNOWN, Origin
 from fedveil.data.partition import Iid
 from fedveil.data.sources import images, shakespeare
 from fedveil.errors import UserError
-from fedveil.ledger import charging, resembling
+from fedveil.ledger import entering, resembling
 from fedveil.ledger.ledger import Account, open_ledger
 from fedveil.privacy.calibrate import Budget
 from fedveil.training import prepare as training
@@ -202,7 +202,7 @@ MUTATIONS = [
     Mutation(
         "a saved copy is about nobody",
         line(
-            charging,
+            entering,
             "_shared",
             ("    rows = max(", "    if known:\n        return 0.0\n    rows = max("),
         ),

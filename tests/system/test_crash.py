@@ -231,7 +231,7 @@ def test_a_secret_run_keeps_its_own_budget_after_a_crash(
     monkeypatch.undo()
     options = {"epsilon": 4.0, "delta": DELTA, "noise": "secure"}
     training = resumed(recipe, blobs, tmp_path / "a", **options)
-    with pytest.raises(BudgetError, match="3 rounds were lost in a crash and drawn again") as end:
+    with pytest.raises(BudgetError, match="with 3 rounds lost in a crash and drawn again") as end:
         finish(training)
     assert len(end.value.result.records) == 5
     assert 3.9 < end.value.result.guarantee.epsilon <= 4.0

@@ -6,22 +6,27 @@ import dataclasses
 import itertools
 import json
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from scipy.stats import binom, norm
 
-from fedveil import algorithms
+from fedveil import algorithms, loop
 from fedveil.accounting import events
 from fedveil.accounting.accountant import delta, epsilon
 from fedveil.data.federated import Federated
+from fedveil.errors import UserError
 from fedveil.ledger import charging
 from fedveil.ledger.ledger import open_ledger
 from fedveil.ledger.verify import verify
 from fedveil.parts import cohort
-from fedveil.parts.cohort import NOT_YET, FixedSize, Poisson
+from fedveil.parts.cohort import NOT_YET, Cohort, FixedSize, Poisson
+from fedveil.parts.noise import Gaussian
 from fedveil.privacy import composition as together
 from fedveil.privacy import selection
 from fedveil.privacy.composition import Charged, ReleasePlan, Way, plan
@@ -53,7 +58,7 @@ def capped_laws(rate: float, cap: int, own: float) -> tuple[np.ndarray, np.ndarr
 def ways(rate: float, cap: int, own: float) -> tuple[events.Composed, ...]:
     release = events.ApproximateRelease(own, 0.0)
     sampled = events.Composed(events.PoissonSampled(rate, release), ROUNDS)
-    return Poisson(rate, cap=cap).until_cap(sampled)
+    return Poisson(rate, cap=cap).until_cap(sampled, cap)
 
 
 @pytest.mark.parametrize(("rate", "cap", "own"), [(0.9, 1, 1.0), (0.9, 1, 3.0), (0.95, 2, 2.0)])
@@ -129,6 +134,126 @@ def test_a_short_run_and_other_cohorts_are_counted_as_before() -> None:
 CAPPED = algorithms.dp_fedavg(rate=0.1, cap=20, noise_multiplier=4.0)
 OTHER = algorithms.dp_fedavg(rate=0.1, noise_multiplier=8.0)
 SIZE, DELTA = (10, 1000), 1e-5
+
+
+def histories(rounds: int, lost: int) -> Iterator[list[int]]:
+    """Every course of a run: how many rounds the state has, for each round that is drawn.
+
+    After any round the process may die, and goes on from any earlier state. At most `lost` rounds
+    are lost.
+    """
+
+    def after(course: list[int], state: int, spare: int) -> Iterator[list[int]]:
+        if state == rounds:
+            yield course
+            return
+        for back in range(min(spare, state + 1) + 1):
+            yield from after([*course, state], state + 1 - back, spare - back)
+
+    return after([], 0, lost)
+
+
+def participations(course: list[int], coins: Sequence[int], cap: int) -> np.ndarray:
+    """Where the unit takes part: its coin comes up, and its state has it below the cap."""
+    taken, found = [0], []
+    for state, coin in zip(course, coins, strict=True):
+        comes = bool(coin and taken[state] < cap)
+        taken = [*taken[: state + 1], taken[state] + comes]
+        found.append(comes)
+    return np.array(found)
+
+
+def course_laws(course: list[int], rate: float, cap: int, own: float) -> tuple[np.ndarray, ...]:
+    """All outputs of randomized responses over a course, with the unit and without it."""
+    lean, drawn = 1 / (1 + math.exp(-own)), len(course)
+    outputs = np.array(list(itertools.product((0, 1), repeat=drawn)))
+    absent = np.where(outputs == 1, 1 - lean, lean)
+    with_unit = np.zeros(len(outputs))
+    for coins in itertools.product((0, 1), repeat=drawn):
+        chance = np.prod([rate if coin else 1 - rate for coin in coins])
+        came = participations(course, coins, cap)
+        with_unit += chance * np.where(came, 1 - absent, absent).prod(axis=1)
+    return with_unit, absent.prod(axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Coins(Cohort):
+    """A user's own cohort of coins with a cap."""
+
+    rate: float
+    cap: int | None = None
+    adjacency = "add-remove"
+
+    def expected(self, population: int) -> float:
+        return self.rate * population
+
+    def draw(self, population: int, rng: np.random.Generator, state: Any = None) -> np.ndarray:
+        return Poisson(self.rate, self.cap).draw(population, rng, state)
+
+    def amplify(self, event: events.Round, population: int) -> events.Round:
+        return events.PoissonSampled(self.rate, event)
+
+
+@dataclasses.dataclass(frozen=True)
+class Answering(Gaussian):
+    """A user's own noise, of which only its ε is known."""
+
+    epsilon: float = 1.0
+
+    def event(self, *_: Any) -> events.Release:
+        return events.ApproximateRelease(self.epsilon, 0.0)
+
+
+@pytest.mark.parametrize(("rate", "own"), [(0.2, 0.5), (0.6, 1.0), (0.9, 2.0)])
+@pytest.mark.parametrize("cap", [1, 2])
+def test_lost_rounds_of_any_cohort_cost_no_more_than_is_charged(cap, rate, own: float) -> None:
+    """All coins, outputs and crashes of 3 rounds, of which up to 2 are lost."""
+    recipe = dataclasses.replace(CAPPED, cohort=Coins(rate, cap), noise=Answering(1.0, epsilon=own))
+    for course in histories(3, 2):
+        lost = len(course) - 3
+        charged = plan(recipe, *SIZE, "models").redrawn(lost).spent(len(course))
+        assert charged == charging.redrawn(recipe, lost).spent(*SIZE, len(course))
+        assert [way.count for way in charged.ways] == [len(course), min(len(course), cap + lost)]
+        laws = course_laws(course, rate, cap, own)
+        for way in charged.ways:
+            for eps in EPSILONS:
+                assert hockey_stick(*laws, eps) <= delta(way, eps) * (1 + 1e-9) + 1e-12
+
+
+def test_a_cap_without_lost_rounds_would_be_exceeded() -> None:
+    worst = max(participations(course, [1] * len(course), 1).sum() for course in histories(3, 2))
+    assert worst == 1 + 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Scripted(Coins):
+    """A cohort whose draws are given, and which ignores its cap."""
+
+    script: ClassVar[list[tuple[int, ...]]] = []
+
+    def draw(self, population: int, rng: np.random.Generator, state: Any = None) -> np.ndarray:
+        return np.array(self.script.pop(0), dtype=np.int64)
+
+
+def test_the_loop_keeps_any_cohort_within_its_cap_and_the_lost_rounds() -> None:
+    """All draws of two clients over all crashes: the loop refuses each one beyond the cap."""
+    recipe = dataclasses.replace(CAPPED, cohort=Scripted(0.5, 1))
+    sets, allowed = ((), (0,), (1,), (0, 1)), 0
+    for course in histories(2, 2):
+        for script in itertools.product(sets, repeat=len(course)):
+            Scripted.script[:] = script
+            states, taken = [{"taken": torch.zeros(2, dtype=torch.int64)}], np.zeros(2, int)
+            try:
+                for place in course:
+                    state = loop.State(0, torch.zeros(1), {"cohort": {}, loop.LOOP: states[place]})
+                    drawn = loop.cohort_of(recipe, state, 2, 0)
+                    after = loop._after_draw(recipe, state.parts, drawn)[loop.LOOP]
+                    states, taken[drawn] = [*states[: place + 1], after], taken[drawn] + 1
+            except UserError:
+                continue
+            allowed += 1
+            assert taken.max() <= 1 + len(course) - 2
+    assert allowed
 
 
 @pytest.mark.parametrize("lost", [0, 1, 7, 50])

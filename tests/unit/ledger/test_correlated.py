@@ -139,7 +139,7 @@ def test_a_secret_run_keeps_its_own_epsilon_after_a_crash(
     begun(recipe, blobs, tmp_path / "a", **options)
     monkeypatch.undo()
     training = resumed(recipe, blobs, tmp_path / "a", **options)
-    with pytest.raises(BudgetError, match="3 rounds were lost in a crash and drawn again") as end:
+    with pytest.raises(BudgetError, match="with 3 rounds lost in a crash and drawn again") as end:
         finish(training)
     assert end.value.result.guarantee.epsilon == 4.0
     assert 3 <= len(end.value.result.records) < 8
@@ -156,7 +156,7 @@ def test_turns_end_after_a_crash_on_their_own_epsilon(
     begun(recipe, blobs, tmp_path / "a", **options)
     monkeypatch.undo()
     training = resumed(recipe, blobs, tmp_path / "a", **options)
-    with pytest.raises(BudgetError, match="3 rounds were lost in a crash") as end:
+    with pytest.raises(BudgetError, match="with 3 rounds lost in a crash") as end:
         finish(training)
     assert len(end.value.result.records) == 3
     assert end.value.result.guarantee.epsilon == 4.0

@@ -291,6 +291,42 @@ def test_without_a_budget_other_bytes_are_noted(books: Ledger) -> None:
     assert "round 1 was released in two versions with the same noise" in problem
 
 
+def test_a_round_that_was_published_in_two_versions_is_charged_twice(books: Ledger) -> None:
+    """A part that draws randomness of its own gives two releases; the ledger knows only bytes."""
+    for name in ("one", "twin"):
+        session = Session(books, facts(), name)
+        for round in range(3):
+            session.reserve(round)
+            session.commit(round, f"bytes {round}")
+        assert (session.rounds, session.redrawn) == (3, 0)
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 3)
+    assert session.repeats(2, "other bytes")
+    assert not session.repeats(2, "bytes 2")
+    session.commit(2, "other bytes")
+    assert (session.rounds, session.redrawn, session.lost(lambda round: round == 2)) == (4, 1, 1)
+    assert session.lost(lambda round: round == 1) == 0
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 4)
+    other = Session(books, facts(), "third")
+    other.reserve(2)
+    other.commit(2, "more bytes")
+    assert (other.rounds, other.redrawn) == (1, 0)  # its own statement is about its own releases
+    assert books.spent(ACCOUNT, "models", DELTA) == spent(POISSON, 5)
+    assert verify(books).rounds == 5
+
+
+def test_versions_of_a_round_leave_less_room_in_a_budget(books: Ledger) -> None:
+    session = Session(books, facts(), "one")
+    for released in ("these bytes", "other bytes"):
+        session.reserve(0)
+        session.commit(0, released)
+    budget = grant(books, 3.0)
+    affordable = most_rounds(POISSON, budget, DIM, CLIENTS)
+    session = Session(books, facts(), "one")
+    assert played(session) == affordable - 1
+    assert books.spent(ACCOUNT, "models", DELTA, 3.0) <= 3.0
+    assert verify(books).problems[0].startswith("dp_fedavg on ")  # the two versions, and no more
+
+
 def accounted_otherwise(books: Ledger, digest: str) -> None:
     """A round of the same noise stream, recorded when its rounds were accounted otherwise."""
     before = facts()

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import signal
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fedveil import algorithms
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
+from fedveil.accounting.norms import Norms
 from fedveil.commands.progress import spending
 from fedveil.data.federated import Federated
 from fedveil.ledger.ledger import Account, open_ledger
 from fedveil.ledger.session import BudgetError, Session
 from fedveil.ledger.verify import verify
+from fedveil.parts.noise import Gaussian
+from fedveil.privacy import composition
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.guarantee import guarantee
 from fedveil.privacy.statement import UNRECORDED
@@ -30,7 +35,7 @@ from fedveil.training.records import Record
 from fedveil.training.run import Training
 from fedveil.training.start import finish, resume, train
 from tests.conftest import Run
-from tests.system.test_crash import crashed
+from tests.system.test_crash import Crash, crashed
 
 RECIPE = algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1)
 DELTA = 1e-5
@@ -145,8 +150,6 @@ def test_the_figure_so_far_is_marked_as_such(blobs: Federated) -> None:
 def test_a_run_that_was_killed_is_listed_with_its_planned_rounds(
     blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.system.test_crash import Crash
-
     crashed(monkeypatch, Session, "commit", 6)
     with pytest.raises(Crash):
         train(RECIPE, blobs, rounds=8, delta=DELTA, save=tmp_path / "a", evaluate_every=2)
@@ -200,8 +203,6 @@ def lost_rounds(
     recipe: Recipe, data: Federated, path: Path, patch: pytest.MonkeyPatch, **options: Any
 ) -> Training:
     """A secret run of 8 rounds that crashed in its sixth, and is back at its third."""
-    from tests.system.test_crash import Crash
-
     options = {"delta": DELTA, "noise": "secure", "rounds": 8, **options}
     crashed(patch, Session, "commit", 6)
     with pytest.raises(Crash):
@@ -226,6 +227,73 @@ def test_lost_rounds_come_on_top_of_the_plan_and_of_an_assumption(
     assert (
         "The time of the crash did not depend on what the run had released" in told["Assumptions"]
     )
+
+
+@dataclass(frozen=True)
+class Changing(Gaussian):
+    """Noise of the user's own, with a part that changes between processes."""
+
+    SHIFT: ClassVar[float] = 0.0
+
+    def draw(
+        self, message: Norms, arrived: int, expected: float, rng: np.random.Generator
+    ) -> Tensor:
+        return super().draw(message, arrived, expected, rng) + self.SHIFT
+
+    def event(self, *given: Any) -> events.Release:
+        return Gaussian(self.multiplier).event(*given)
+
+
+def changed(
+    data: Federated, path: Path, patch: pytest.MonkeyPatch, rounds: int = 8, **options: Any
+) -> Training:
+    """A seeded run that crashed in its sixth round, and is back at its third with other noise."""
+    recipe = replace(RECIPE, noise=Changing(3.0))
+    patch.setattr(Changing, "SHIFT", 0.0)
+    options = {"delta": DELTA, "rounds": rounds, **options}
+    crashed(patch, Session, "commit", min(rounds, 6))
+    with pytest.raises(Crash):
+        train(recipe, data, save=path, checkpoint_every=3, **options)
+    patch.undo()
+    patch.setattr(Changing, "SHIFT", 1.0)
+    return resume(prepare(recipe, data, **options), path)
+
+
+def test_seeded_rounds_that_are_released_in_another_version_count_twice(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds 4 and 5 were committed before; of round 6 nothing had left the process."""
+    training = changed(blobs, tmp_path / "a", monkeypatch, evaluate_every=1)
+    assert training.charge().course.redrawn == 0
+    result = finish(training)
+    assert training.session is not None
+    assert training.session.differed
+    said, size = result.guarantee, (training.task.dim, blobs.clients)
+    assert said.epsilon == guarantee(training.recipe, *size, 10, DELTA).epsilon
+    assert "8 planned, 8 run, 2 more lost in a crash and drawn again" in said.sentence()
+    so_far = [guarantee(training.recipe, *size, k, DELTA).epsilon for k in (7, 8, 8, 9, 10)]
+    assert [record.epsilon for record in result.records[3:]] == so_far
+    with contextlib.closing(open_ledger(training.session.ledger.path)) as books:
+        account = Account(blobs.fingerprint(), "client")
+        drawn = composition.plan(training.recipe, *size, "models")
+        charged = composition.epsilon([composition.Charged(drawn, 8, 10)], DELTA)
+        assert books.spent(account, "models", DELTA) == charged >= said.epsilon
+        (problem,) = verify(books).problems
+        assert "rounds 4–5 were released in two versions" in problem
+
+
+def test_versions_are_held_to_a_run_s_own_epsilon_before_they_are_published(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The plan of 5 rounds is spent: no other version of its last ones can be published."""
+    allowed = planned_epsilon(RECIPE, blobs, 6) * 0.999
+    training = changed(blobs, tmp_path / "a", monkeypatch, 5, epsilon=allowed)
+    assert training.session is not None
+    with pytest.raises(
+        BudgetError, match="Round 4 of dp_fedavg was not published: with 1 round lost"
+    ):
+        finish(training)
+    assert (training.state.round, training.session.redrawn) == (3, 0)
 
 
 @pytest.mark.parametrize("cap", [None, 3])

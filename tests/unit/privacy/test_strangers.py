@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +32,9 @@ from fedveil.parts.quantize import Quantize
 from fedveil.parts.report import PseudoGradient
 from fedveil.planning.forecast import Case, varied
 from fedveil.planning.signal import AssumedUpdates
+from fedveil.privacy import composition
 from fedveil.privacy.calibrate import Budget, largest_cohort
-from fedveil.privacy.composition import ReleasePlan, covered, plan
+from fedveil.privacy.composition import Charged, ReleasePlan, covered, plan
 from fedveil.privacy.secure import secured
 from fedveil.privacy.statement import statement
 from fedveil.recipe import Recipe
@@ -134,41 +138,70 @@ def test_a_subclass_is_not_described_as_what_it_is_derived_from() -> None:
 # After a crash
 
 
-def test_after_a_crash_a_stranger_s_cap_and_amplification_count_for_nothing(
-    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("cap", [1, 2])
+@pytest.mark.parametrize("kind", [Fifth, partial(Poisson, 0.2)])
+def test_after_a_crash_statement_and_ledger_count_any_capped_cohort_by_one_rule(
+    blobs: Federated,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Callable[..., Cohort],
+    cap: int,
 ) -> None:
-    recipe = replace(SAMPLED, cohort=Fifth(cap=2))
+    """All drawn rounds, sampled; or the cap and the lost rounds, unsampled."""
+    recipe = replace(SAMPLED, cohort=kind(cap=cap))
     training = lost_rounds(recipe, blobs, tmp_path / "a", monkeypatch)
     assert training.charge().course.redrawn == 3
-    result = finish(training)
-    release = training.recipe.release(training.task.dim, blobs.clients)
-    everything = accounting.epsilon(events.Composed(release, 11), DELTA)
-    assert result.guarantee.epsilon == everything
+    result, size = finish(training), (training.task.dim, blobs.clients)
+    release, sampled = recipe.release(*size), recipe.event(*size)
+    rule = events.Composed(sampled, 8 + 3), events.Composed(release, cap + 3)
+    assert result.guarantee.epsilon == min(accounting.epsilon(way, DELTA) for way in rule)
     told = dict(result.statement.entries())
-    assert "of which rounds were lost in a crash" in told["Sampling"]
-    assert "test_strangers:Fifth" in told["Assumptions"]
+    assert "Participations in lost rounds count in addition" in told["Sampling"]
     assert training.session is not None
-    books = open_ledger(training.session.ledger.path)
-    assert verify(books).problems == []
-    assert books.spent(Account(blobs.fingerprint(), "client"), "models", DELTA) > 0
-    books.close()
+    with contextlib.closing(open_ledger(training.session.ledger.path)) as books:
+        assert verify(books).problems == []
+        spent = books.spent(Account(blobs.fingerprint(), "client"), "models", DELTA)
+    assert spent >= result.guarantee.epsilon
+    streams = plan(recipe, *size, "models")  # the same proofs, for the rounds of each key
+    assert spent == composition.epsilon([Charged(streams, 8, 6), Charged(streams, 8, 5)], DELTA)
 
 
-def test_nothing_changes_for_a_stranger_without_a_cap_or_without_a_crash() -> None:
-    uncapped, capped = (replace(SAMPLED, cohort=Fifth(cap)) for cap in (None, 2))
-    assert redrawn(uncapped, 3) == replace(uncapped, lost=3)
-    assert redrawn(capped, 0) is capped
-    known = replace(SAMPLED, cohort=FixedSize(5, cap=2))
-    assert redrawn(known, 3).cohort == FixedSize(5, cap=5)
+def test_lost_rounds_raise_the_cap_of_any_cohort() -> None:
+    for cohort in (Fifth(cap=2), Fifth(cap=2, kind="zero-out"), Poisson(0.2, 2), FixedSize(5, 2)):
+        capped = replace(SAMPLED, cohort=cohort)
+        assert redrawn(capped, 0) is capped
+        after = redrawn(capped, 3)
+        assert (after.cohort, after.cap) == (cohort, 5)
+        (known,) = [way for way in after.spent(30, 100, 9).ways if way.count == 5]
+        assert known.event == events.GaussianRelease(
+            3.0 if cohort.adjacency != "replace-one" else 1.5
+        )
+        plans = plan(after, 30, 100, "models"), plan(capped, 30, 100, "models").redrawn(3)
+        assert plans[0] == plans[1]
+    uncapped = replace(SAMPLED, cohort=Fifth())
+    assert redrawn(uncapped, 3).spent(30, 100, 9) == uncapped.spent(30, 100, 9)
 
 
-def test_a_stranger_s_plan_comes_back_and_knows_what_a_crash_costs() -> None:
+def test_a_stranger_s_plan_comes_back() -> None:
     capped = plan(replace(SAMPLED, cohort=Fifth(cap=2)), 30, 100, "models")
     assert ReleasePlan.from_plain(capped.plain()) == capped
     assert capped.redrawn(0) == capped
-    (way,) = capped.redrawn(1).ways
-    assert (way.event, way.most) == (events.GaussianRelease(3.0), None)
-    assert "stranded" not in plan(SAMPLED, 30, 100, "models").plain()
+
+
+@dataclass(frozen=True)
+class Sure(Fifth):
+    """Says that a unit surely reaches the cap, in rounds that no crash is added to."""
+
+    def until_cap(
+        self, hidden: events.Composed, cap: int | None = None
+    ) -> tuple[events.Composed, ...]:
+        return (events.Composed(hidden.event, 1),)
+
+
+def test_a_stranger_is_not_asked_when_its_cap_is_reached() -> None:
+    for lost in (0, 3):
+        recipe = redrawn(replace(SAMPLED, cohort=Sure(cap=2)), lost)
+        assert [way.count for way in recipe.spent(30, 100, 9).ways] == [9, 2 + lost]
 
 
 # Other answers by default

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -26,8 +27,8 @@ from fedveil.privacy.composition import (
     adjacency,
     covered,
     epsilon,
-    fitting,
     plan,
+    reason,
 )
 from fedveil.recipe import Recipe, View
 
@@ -312,12 +313,33 @@ def test_under_an_adaptive_clip_blanking_out_costs_more_than_removing() -> None:
 def test_neighbours_that_do_not_fit_have_no_epsilon() -> None:
     adaptive, fixed = (Charged(of(name), 5, 1) for name in ("adaptive", "fixed size"))
     other = Charged(of("poisson"), 5, 1)
-    assert not fitting([adaptive, fixed])
+    assert adjacency([adaptive, fixed]) is None
     assert epsilon([fixed, adaptive], DELTA) == epsilon([adaptive, fixed], DELTA) == math.inf
+    assert reason([fixed, adaptive]) == "the runs on these data have no adjacency in common"
     assert epsilon([adaptive, other], DELTA) < math.inf
     assert adjacency([adaptive, other]) == "add-remove"
     assert adjacency([other, fixed]) == "zero-out"
-    assert epsilon([other, adaptive], DELTA) == math.inf  # the first run has fixed zero-out
+
+
+def test_the_adjacency_of_an_account_does_not_depend_on_the_order_of_its_runs() -> None:
+    """An adaptive clip holds for removed units alone, and so for some the first run holds for."""
+    names = ("poisson", "adaptive", "everyone")
+    for some in (names, names[:2]):
+        for runs in itertools.permutations([Charged(of(name), 5, 5) for name in some]):
+            assert adjacency(runs) == "add-remove"
+            assert epsilon(runs, DELTA) == pytest.approx(
+                epsilon([Charged(of(name), 5, 5) for name in some], DELTA)
+            )
+
+
+def test_under_a_budget_the_first_run_fixes_the_adjacency() -> None:
+    """Else the analyst would choose it after the first releases."""
+    adaptive, other = (Charged(of(name), 5, 1) for name in ("adaptive", "poisson"))
+    assert adjacency([other, adaptive], budgeted=True) is None
+    assert epsilon([other, adaptive], DELTA, 50.0) == math.inf
+    assert "for zero-out neighbours" in reason([other, adaptive], budgeted=True)
+    assert adjacency([adaptive, other], budgeted=True) == "add-remove"
+    assert epsilon([adaptive, other], DELTA, 50.0) < math.inf
 
 
 # However the next run is chosen

@@ -72,7 +72,7 @@ def test_a_schedule_with_a_list_survives_toml() -> None:
 def test_all_kinds_of_parts_are_known() -> None:
     kinds = {"Poisson", "SGD", "Difference", "NoMemory", "Clip", "NoNoise", "Gaussian", "Step"}
     assert kinds | {"LastIterate", "Constant", "Decay", "Steps"} <= set(PARTS)
-    assert not {"LocalPlan", "Stranded", "Recipe", "Norms", "ClientMemory"} & set(PARTS)
+    assert not {"LocalPlan", "Recipe", "Norms", "ClientMemory"} & set(PARTS)
 
 
 def with_bound(**fields: Any) -> dict[str, Any]:
