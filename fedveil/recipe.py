@@ -396,8 +396,6 @@ class Recipe:
         if self.cap is None:
             return sampled
         until = () if foreign(self.cohort) else self.cohort.until_cap(sampled, self.cap)
-        for one in until:
-            self._proven(one.event, self.cohort.adjacency)
         return events.Either((sampled, known, *until))
 
     def participation_mixture(

@@ -340,7 +340,7 @@ def _keep_own_budget(terms: Terms, session: Session, round: int, again: int = 0)
     if needed > terms.budget.epsilon:
         raise BudgetError(
             f"Round {round + 1} of {terms.recipe.name} was not {'published' if again else 'run'}: "
-            f"{in_rounds(lost)} were lost in a crash and drawn again, so it would bring the run to "
+            f"with {in_rounds(lost)} lost in a crash and drawn again, it would bring the run to "
             f"ε = {rounded_up(needed, 4)}, over its own {short(terms.budget.epsilon)}."
         )
 

@@ -531,20 +531,6 @@ def test_sampling_counts_only_for_draws_that_it_is_proven_for() -> None:
 
 
 @dataclass(frozen=True)
-class Shortening(Amplified):
-    """Claims fewer rounds until its cap, sampled in another way."""
-
-    cap: int | None = 3
-
-    def amplify(self, event: events.Round, population: int) -> events.Round:
-        return event
-
-    def until_cap(self, hidden: events.Composed) -> tuple[events.Composed, ...]:
-        assert isinstance(hidden.event, events.GaussianRelease)
-        return (events.Composed(events.PoissonSampled(0.01, hidden.event), 3),)
-
-
-@dataclass(frozen=True)
 class Sampling(Noise):
     """Claims sampling, which it does not see."""
 
@@ -558,8 +544,6 @@ class Sampling(Noise):
 
 
 def test_no_part_brings_sampling_that_is_proven_for_other_neighbours() -> None:
-    with pytest.raises(UserError, match="PoissonSampled is proven for add-remove neighbours"):
-        replace(CLIPPED, cohort=Shortening()).spent(DIM, 100, 10)
     views: tuple[View, ...] = ("models", "messages")
     for view in views:
         with pytest.raises(UserError, match="PoissonSampled is proven for add-remove neighbours"):

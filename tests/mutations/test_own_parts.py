@@ -266,12 +266,6 @@ MUTATIONS = [
         lambda: unaccounted(cohort=hostile.Amplified(adjacency="add-remove", poisson=True)),
     ),
     Mutation(
-        "sampling until a cap that is proven for other neighbours",
-        line(Recipe, "spent", ("self._proven(one.event, self.cohort.adjacency)", "pass")),
-        "sampling until a cap",
-        lambda: unaccounted(cohort=hostile.Shortening()),
-    ),
-    Mutation(
         "an event of noise that is not private",
         line(Recipe, "release", ("not self.private and", "False and")),
         "test_a_guarantee_is_stated_for_no_run_that_is_not_charged",

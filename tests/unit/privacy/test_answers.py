@@ -16,6 +16,7 @@ from fedveil import algorithms
 from fedveil.accounting import events
 from fedveil.accounting.norms import Norms
 from fedveil.data.federated import Federated
+from fedveil.errors import UserError
 from fedveil.parts import Cohort, Gaussian, Noise, Poisson, Tensors
 from fedveil.privacy.answers import ChangedError, answers
 from fedveil.runs.saved import SavedRun
@@ -96,7 +97,7 @@ def started(data: Federated, path: Path | None, rounds: int = 4, **parts: Any) -
 def test_a_part_that_changes_with_its_use_is_refused_before_it_is_charged(
     blobs: Federated, tmp_path: Path
 ) -> None:
-    with pytest.raises(ChangedError, match=CHANGED):  # the rehearsal has used it
+    with pytest.raises(UserError, match="Warmup draws randomness of its own: two equal streams"):
         started(blobs, tmp_path / "a", noise=Warmup())
     assert not (tmp_path / "a").exists()
 
@@ -104,7 +105,8 @@ def test_a_part_that_changes_with_its_use_is_refused_before_it_is_charged(
 def test_a_round_in_which_a_part_changes_is_not_published(
     blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preparing, "rehearse", lambda *given: None)
+    for trial in ("rehearse", "refuse_own_randomness"):  # as if it began to change later
+        monkeypatch.setattr(preparing, trial, lambda *given: None)
     training = started(blobs, tmp_path / "a", noise=Warmup())
     before = training.state.x.clone()
     with pytest.raises(ChangedError, match=CHANGED):
@@ -173,8 +175,8 @@ def test_fedveil_s_own_parts_are_asked_nothing_more() -> None:
 class OnlyInTwo(Noise):
     """Follows the bound in two dimensions, in which recipes are checked, but not in the model's."""
 
-    def draw(self, message: Norms, *rest: Any) -> Tensor:
-        return torch.zeros(message.dim, dtype=torch.float64)
+    def draw(self, message: Norms, arrived: int, expected: float, rng: Any) -> Tensor:
+        return torch.from_numpy(rng.normal(size=message.dim))
 
     def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
         follows = message.l2 if message.dim == 2 else 1.0

@@ -167,7 +167,7 @@ def test_after_a_crash_statement_and_ledger_count_any_capped_cohort_by_one_rule(
 
 
 def test_lost_rounds_raise_the_cap_of_any_cohort() -> None:
-    for cohort in (Fifth(cap=2), Fifth(cap=2, kind="zero-out"), Poisson(0.2, 2), FixedSize(5, 2)):
+    for cohort in (Fifth(cap=2), Poisson(0.2, 2), FixedSize(5, 2)):
         capped = replace(SAMPLED, cohort=cohort)
         assert redrawn(capped, 0) is capped
         after = redrawn(capped, 3)
