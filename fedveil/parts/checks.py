@@ -41,7 +41,7 @@ def check(part: object, field: str, value: object, holds: bool, wanted: str) -> 
 
     >>> check("Clip", "norm", -1.0, -1.0 > 0, "a number above 0")
     Traceback (most recent call last):
-    fedveil.errors.UserError: Clip: norm is -1.0; it must be a number above 0.
+    fedveil.parts.checks.FieldError: Clip: norm is -1.0; it must be a number above 0.
     """
     if not holds:
         raise FieldError(
