@@ -13,8 +13,6 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedveil.errors import UserError, told
 
 if TYPE_CHECKING:
@@ -64,6 +62,8 @@ def spelled(classes: Sequence[Any]) -> tuple[str, ...]:
     >>> spelled([0, 1]), spelled([True, "no"])
     (('0', '1'), ('true', 'no'))
     """
+    import numpy as np
+
     for name in classes:
         if not isinstance(name, str | int | float | np.number | np.bool_):
             raise UserError(
