@@ -6,7 +6,7 @@ import difflib
 import math
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Number
@@ -37,15 +37,27 @@ class LostError(UserError):
 
 
 def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
-    """The error for an unknown name, with the nearest known name.
+    """The error for an unknown name, with the name that it begins, or the nearest one.
+
+    A dotted name, where a user's own is allowed, lacks the colon before its last part.
 
     >>> str(unknown("algorithm", "dp_fedavgg", ["fedavg", "dp_fedavg"]))
     "There is no algorithm 'dp_fedavgg'. Did you mean 'dp_fedavg'? Known: dp_fedavg, fedavg."
     """
     names, given = sorted(known), given[:80]
-    near = difflib.get_close_matches(given, names, n=1)
-    hint = f". Did you mean '{near[0]}'?" if near else "."
+    near = _near(given, names)
+    hint = f". Did you mean '{near}'?" if near else "."
     return UserError(f"There is no {what} '{given}'{hint} Known: {', '.join(names)}.")
+
+
+def _near(given: str, names: Sequence[str]) -> str:
+    module, dot, own = given.rpartition(".")
+    if dot and own.isidentifier() and any(":" in name for name in names):
+        return f"{module}:{own}"
+    begun = [name for name in names if given and name.lower().startswith(given.lower())]
+    return min(begun, key=len, default="") or next(
+        iter(difflib.get_close_matches(given, names, n=1)), ""
+    )
 
 
 @contextmanager

@@ -2,38 +2,41 @@
 
 SuperLink with TLS and node authentication, ten clients as processes with their own data, keys and
 ledgers, five private rounds by secure aggregation. One client is killed in the middle. Every step
-is also a command, which is printed before it is done.
+is printed as the command that does it.
 """
 
 from __future__ import annotations
 
+import io
+import os
+import shlex
 import shutil
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
 
+from fedveil.cli import app
 from fedveil.commands.progress import entry
 from fedveil.data.catalog import load
-from fedveil.data.federated import Federated
 from fedveil.data.origin import SIMULATED
 from fedveil.data.partition import Iid
 from fedveil.data.save import save_clients
+from fedveil.errors import for_command_line
 from fedveil.federation.agreement import Agreement
-from fedveil.federation.flower.keys import write_node_key
-from fedveil.federation.flower.local import LocalFederation
-from fedveil.federation.flower.writing import write_app
-from fedveil.federation.founding import Trust, enrol, found
-from fedveil.federation.home import PUBLIC, Home, read_seat
-from fedveil.recipe import Recipe
-from fedveil.runs.opened import Interface
+from fedveil.federation.flower.local import NAME, LocalFederation
+from fedveil.federation.home import PUBLIC
 from fedveil.runs.saved import SavedRun
 
 CLIENTS, ROUNDS, EPSILON, DELTA = 10, 5, 8.0, 1e-3
 KILLED, AFTER = 7, 2  # this client is killed after this many rounds
 DEADLINE = 30.0  # seconds of a stage; a killed client costs one of them
 PLACE = Path("runs/federation")
+WARD = PLACE / "ward"
+SETTINGS = '[data]\\ndataset = "digits"\\n'
+MORE = "# and nine more"
 WIDTH = 13
 
 
@@ -41,19 +44,25 @@ def main() -> None:
     """Make the federation, run it, and show what came of it."""
     started = time.perf_counter()
     shutil.rmtree(PLACE, ignore_errors=True)
+    PLACE.mkdir(parents=True)
     torch.set_num_threads(1)
-    data = load("digits").split(Iid(CLIENTS))
-    homes = [_client(data, index) for index in range(CLIENTS)]
-    agreement = _agreed(data, homes)
+    os.environ["FEDVEIL_LEDGER"] = str((PLACE / "ledger.sqlite").resolve())
+    _print(f"export FEDVEIL_LEDGER={os.environ['FEDVEIL_LEDGER']}")
+    homes = clients()
+    agreement = agreed(homes)
     with LocalFederation(PLACE / "flower", 0) as flower:
+        _print(f"export FLWR_HOME={flower.home}")
+        _print(flower.processes.command("superlink"), flower.processes.command("superexec"))
         for home in homes:
-            flower.admit((home.path / "node.pub").read_text())
+            flower.admit((home / "node.pub").read_text())
             _start(flower, home)
+        _print(f"flwr supernode register {homes[0] / 'node.pub'} {NAME}   {MORE}")
+        _print(f"{flower.processes.command(homes[0].name)}   {MORE}")
         flower.wait_online(CLIENTS, 120)
         entry("Ready", f"{CLIENTS} clients in {time.perf_counter() - started:.0f} s", WIDTH)
         begun = time.perf_counter()
-        print(f"$ flwr run {PLACE / 'ward'} {flower.address} --stream")
-        flower.start_run(PLACE / "ward")
+        flower.start_run(WARD)
+        _print(flower.processes.command("run"))
         _kill_one(flower, homes[KILLED])
         ended = flower.finished(240)
         seconds = time.perf_counter() - begun
@@ -62,72 +71,76 @@ def main() -> None:
     _show(agreement, seconds)
 
 
-def _client(data: Federated, index: int) -> Home:
-    """One client's home, with its own examples in a file."""
-    path = PLACE / f"client-{index}"
-    path.mkdir(parents=True)
+def clients() -> list[Path]:
+    """The homes of all clients, each with its own examples in a file."""
+    data = load("digits").split(Iid(CLIENTS))
     facts = (data.test, "digits", data.classes, data.loss, data.class_names)
-    save_clients(path / "data", [data.client(index)], *facts, origin=SIMULATED)
-    if index == 0:
-        print(f"$ fedveil client init --home {path} --path {path / 'data'}   (and nine more)")
-    node = write_node_key(path / "node")
-    return Home.create(path, path.name, {"path": str((path / "data").resolve())}, node)
+    homes = [PLACE / f"client-{index}" for index in range(CLIENTS)]
+    for index, home in enumerate(homes):
+        save_clients(home / "data", [data.client(index)], *facts, origin=SIMULATED)
+        fedveil("client", "init", "--home", home, "--path", home / "data", first=home == homes[0])
+    return homes
 
 
-def _agreed(data: Federated, homes: list[Home]) -> Agreement:
-    """The agreement, on whose hash every client has agreed."""
-    where, parameters = PLACE / "ward", "clients=10 --set server_rate=1.0 --set steps=5"
-    print(
-        f"$ fedveil federate new {where} --clients {CLIENTS} --algorithm dp_norm_fedavg_secagg "
-        f"--set {parameters} --rounds {ROUNDS} --epsilon {EPSILON:g} --dropouts 2 "
-        "--corrupt 1 --trial"
-    )
-    found(
-        where, "ward", _recipe(), Interface.of(data), CLIENTS, "softmax", ROUNDS, EPSILON, DELTA,
-        trust=Trust(2, 1), deadline=DEADLINE, class_names=data.class_names, simulated=True,
-        settings={
-            "test": {"dataset": "digits", "clients": 1},
-            "ledger": str((PLACE / "ledger.sqlite").resolve()),
-        },
+def agreed(homes: list[Path]) -> Agreement:
+    """The agreement, which every client has accepted."""
+    _print(f"printf '{SETTINGS}' > {PLACE / 'digits.toml'}")
+    (PLACE / "digits.toml").write_text(SETTINGS.replace("\\n", "\n"))
+    parameters = {"clients": CLIENTS, "steps": 5, "learning_rate": 1.0, "server_rate": 1.0}
+    fedveil(
+        "federate", "new", WARD, "--from", PLACE / "digits.toml", "--clients", CLIENTS,
+        "--algorithm", "dp_norm_fedavg_secagg",
+        *(part for name, value in parameters.items() for part in ("--set", f"{name}={value}")),
+        "--rounds", ROUNDS, "--epsilon", EPSILON, "--delta", DELTA, "--dropouts", 2,
+        "--corrupt", 1, "--deadline", DEADLINE, "--trial",
     )  # fmt: skip
-    write_app(where, "ward")
-    print(f"$ fedveil federate enrol {where} {PLACE}/client-*/{PUBLIC}")
-    agreement = enrol(where, [read_seat(home.path / PUBLIC) for home in homes])
-    print(f"$ fedveil client accept {agreement.hash[:16]}… --epsilon {2 * EPSILON:g}")
+    fedveil("federate", "enrol", WARD, *(home / PUBLIC for home in homes))
+    agreement = Agreement.read(WARD)
     for home in homes:
-        home.accept(home.offer(where).hash, 2 * EPSILON)
+        first = home == homes[0]
+        fedveil("client", "check", WARD, "--home", home, first=first)
+        allowed = ("--epsilon", 2 * EPSILON, "--home", home)
+        fedveil("client", "accept", agreement.hash, *allowed, first=first)
     return agreement
 
 
-def _recipe() -> Recipe:
-    from fedveil.algorithms import dp_norm_fedavg_secagg
+def fedveil(*arguments: object, first: bool | None = None) -> None:
+    """Print a command and do it, without its output. Of ten clients, only the first is printed."""
+    words = [str(argument) for argument in arguments]
+    if first is not False:
+        _print(shlex.join(["fedveil", *words]) + (f"   {MORE}" if first else ""))
+    with for_command_line(), redirect_stdout(io.StringIO()):
+        app(words, standalone_mode=False)
 
-    return dp_norm_fedavg_secagg(clients=CLIENTS, steps=5, learning_rate=1.0, server_rate=1.0)
+
+def _print(*commands: str) -> None:
+    for command in commands:
+        print(f"$ {command}", flush=True)
 
 
-def _start(flower: LocalFederation, home: Home) -> None:
+def _start(flower: LocalFederation, home: Path) -> None:
     """One client as a process of its own, connected without shipped code."""
-    command = [
-        *(sys.executable, "-m", "fedveil", "client", "run", "--home", home.path),
+    command: list[str | Path] = [
+        *(sys.executable, "-m", "fedveil", "client", "run", "--home", home),
         *("--join", flower.address, "--root-certificates", flower.certificates.ca),
     ]
-    flower.processes.start(home.path.name, command)
+    flower.processes.start(home.name, command)
 
 
-def _kill_one(flower: LocalFederation, home: Home) -> None:
+def _kill_one(flower: LocalFederation, home: Path) -> None:
     """`kill -9` of a client once some rounds are done."""
-    run, deadline = SavedRun(PLACE / "ward" / "run"), time.monotonic() + 120
+    run, deadline = SavedRun(WARD / "run"), time.monotonic() + 120
     while time.monotonic() < deadline and flower.processes.alive("run"):
         if (run.path / "metrics.parquet").exists() and len(SavedRun(run.path).rows) >= AFTER:
-            print(f"$ kill -9 {flower.processes.pid(home.path.name)}   ({home.path.name})")
-            flower.processes.kill(home.path.name)
+            _print(f"kill -9 {flower.processes.pid(home.name)}   # {home.name}")
+            flower.processes.kill(home.name)
             return
         time.sleep(0.1)
 
 
 def _show(agreement: Agreement, seconds: float) -> None:
     """Accuracy, statement, bytes, and seconds per round."""
-    run = SavedRun(PLACE / "ward" / "run")
+    run = SavedRun(WARD / "run")
     rows, summary = run.rows, run.summary
     print()
     print((run.path / "privacy.txt").read_text())

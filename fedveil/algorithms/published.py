@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ParamSpec, Unpack, get_args, get_origin, get_type_hints
 
+from fedveil.parts.checks import FieldError
 from fedveil.recipe import Recipe
 from fedveil.serialization.arguments import checked
 
@@ -38,8 +39,12 @@ def published(**defaults: Any) -> Callable[[Callable[P, Recipe]], Callable[P, Re
         @functools.wraps(method)
         def call(*args: P.args, **kwargs: P.kwargs) -> Recipe:
             bound = checked(method.__name__, signature, plain, *args, **kwargs)
+            given = dict(bound.arguments)
             bound.apply_defaults()
-            return method(*bound.args, **bound.kwargs)
+            try:
+                return method(*bound.args, **bound.kwargs)
+            except FieldError as problem:
+                raise problem.of_parameter(method.__name__, given) from None
 
         call.__signature__ = signature  # type: ignore[attr-defined]
         call.__annotations__ = hints

@@ -42,17 +42,21 @@ def init(
     from fedveil.federation.flower.keys import write_node_key
     from fedveil.federation.home import PUBLIC, SETTINGS, Home
     from fedveil.training.settings import read_settings
+    from fedveil.training.sources import check_columns
 
     if (home / SETTINGS).exists():
         raise UserError(
             f"{home} already contains a client. Edit its client.toml, or choose another --home."
         )
-    read_settings(None, asked)  # refuses what no data can be loaded by
+    settings = read_settings(None, asked)  # refuses what no data can be loaded by
     data = dict(asked.get("data", {}))
+    if "path" not in data and "dataset" not in data:
+        raise UserError("No data are named. Give this client's own with --path.")
     if "path" in data:
         data["path"] = str(Path(data["path"]).resolve())
         if not Path(data["path"]).exists():
             raise UserError(f"{data['path']} does not exist. Give this client's own data.")
+    check_columns(settings.data)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     node = write_node_key(home / NODE)
     Home.create(home, name or home.resolve().name, data, node)
@@ -70,14 +74,18 @@ def check(
     from fedveil.commands.federate import show_terms
     from fedveil.commands.progress import entry
     from fedveil.federation.home import Home
+    from fedveil.federation.participant import own_data
 
-    agreement = Home.open(home).offer(directory)
+    place = Home.open(home)
+    agreement = place.offer(directory)
     if not agreement.complete:
         raise UserError(
             f"The roster has {len(agreement.roster)} of {agreement.clients} clients. Check the "
             "agreement again once it is complete."
         )
+    examples = len(own_data(place, agreement).labels)
     show_terms(agreement)
+    entry("Your data", f"{examples:,} example{'s' * (examples != 1)} of this form", WIDTH)
     entry("Accept", f"fedveil client accept {agreement.hash} --epsilon …", WIDTH)
 
 
@@ -100,9 +108,11 @@ def accept(
     from fedveil.commands.progress import entry
     from fedveil.federation.described import limit
     from fedveil.federation.home import Home
+    from fedveil.federation.participant import own_data
 
     place = Home.open(home)
     agreement = place.offered(hash)
+    own_data(place, agreement)  # refuses data of another form
     needed = limit(agreement)
     if not agreement.recipe.private:
         if not not_private:

@@ -262,6 +262,7 @@ def show_start(training: Training, worded: Callable[[str], str] = str) -> None:
 def show_summary(result: Result, advice: list[str]) -> None:
     """Show accuracy, guarantee, files, and what to do next."""
     from fedveil.diagnosis.answers import one_class
+    from fedveil.training.result import UNTESTED
 
     print()
     whole = len(result.records) == result.rounds
@@ -273,7 +274,7 @@ def show_summary(result: Result, advice: list[str]) -> None:
         score = f"noisy {score}"
     if (useless := one_class(result.evaluation)) is not None:
         entry("Warning", f"{useless[:1].upper()}{useless[1:]}.", width=13)
-    entry("Result", score + ended, width=13)
+    entry("Result", (score if result.tested else UNTESTED) + ended, width=13)
     for line in measured_lines(result.evaluation):
         entry("", line, width=13)
     for label, text in result.statement.entries():

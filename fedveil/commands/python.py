@@ -68,7 +68,7 @@ def train(
     ledger: str | Path | None = None,
     diagnostics: bool | None = None,
     loss: str | Loss | Callable[[Tensor, Tensor], Tensor] | None = None,
-    metric: str | Metric | None = None,
+    metric: str | Metric | Score | None = None,
     metrics: Mapping[str, Score] | Iterable[Metric] | None = None,
     log: Sequence[Logger] = (),
     log_diagnostics: bool = False,
@@ -102,7 +102,7 @@ def train(
         ledger: Ledger that records the run. [default: the user's ledger]
         diagnostics: Record private diagnostics. [default: unless noise is secure]
         loss: Name such as 'focal(gamma=2)', or your function (outputs, targets) → [n].
-        metric: Metric that ranks runs: 'auc', 'r2', …, or a `fv.Metric`.
+        metric: Metric that ranks runs: 'auc', 'r2', …, a `fv.Metric`, or your function.
         metrics: Your own metrics, `{"name": function}`.
         log: Loggers that every round is sent to: `fv.loggers.TensorBoard`, `MLflow`, `WandB`.
         log_diagnostics: Also log diagnostics, which are private data.

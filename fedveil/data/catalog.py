@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedveil.data.download import RemoteFile, data_directory, fetch
 from fedveil.errors import UserError, unknown
@@ -88,7 +88,7 @@ def load_path(
     path: Path | str,
     size: Sequence[int] | None = None,
     color: bool | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
     seed: int = 0,
 ) -> Dataset:
     """Load a file or folder that is not a table.
@@ -112,9 +112,10 @@ def load_path(
 
         return load_leaf(path)
     if (path.is_dir() and not idx) or path.suffix.lower() == ".zip":
+        from fedveil.data.cells import spelled
         from fedveil.data.sources.images import load_images
 
-        named = None if classes is None else tuple(classes)
+        named = None if classes is None else spelled(classes)
         return load_images(path, _size(size), color is not False, named, seed)
     if any(setting is not None for setting in (size, color, classes)):
         raise UserError(

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from fedveil.errors import UserError, told
+
 if TYPE_CHECKING:
     import polars as pl
 
@@ -52,6 +54,23 @@ def numbered(column: pl.Series, names: Sequence[str]) -> list[int | None]:
     alike = {form: place for place, form in reversed([*enumerate(forms)]) if form is not None}
     words, cells = words_of(column).to_list(), cells_of(column).to_list()
     return [exact.get(word, alike.get(cell)) for word, cell in zip(words, cells, strict=True)]
+
+
+def spelled(classes: Sequence[Any]) -> tuple[str, ...]:
+    """Names of classes: text, numbers and truth values as a table's cells are written.
+
+    >>> spelled([0, 1]), spelled([True, "no"])
+    (('0', '1'), ('true', 'no'))
+    """
+    import numpy as np
+
+    for name in classes:
+        if not isinstance(name, str | int | float | np.number | np.bool_):
+            raise UserError(
+                f"The class {told(name)} is neither text, a number nor true or false. Give a list "
+                "of names, such as ['no', 'yes'] or [0, 1]."
+            )
+    return tuple(str(n).lower() if isinstance(n, bool | np.bool_) else str(n) for n in classes)
 
 
 def distinct(names: Sequence[str]) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,12 +54,15 @@ def as_frame(source: Any) -> pl.DataFrame:
     if isinstance(source, pl.LazyFrame):
         return source.collect()
     try:
+        _refuse_twice([*map(str, getattr(source, "columns", ()))], "The table")
         if isinstance(source, Mapping):
             return pl.DataFrame([_column(str(name), cells) for name, cells in source.items()])
         if hasattr(source, "columns") and hasattr(source, "dtypes"):  # pandas, without pyarrow
             return pl.DataFrame([_column(str(name), source[name]) for name in source.columns])
         if hasattr(source, "__arrow_c_stream__"):
             return pl.DataFrame(source)
+    except UserError:
+        raise
     except Exception as error:  # other libraries raise many kinds
         raise UserError(f"The table could not be converted ({_brief(error)}).") from None
     raise UserError(
@@ -102,16 +109,25 @@ def read_frame(path: Path | str, inferred: bool = False) -> pl.DataFrame:
     dates becomes dates: one cell can then change the encoding of all others in its column.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UserError(f"No such file: '{path}'. Give the path of a CSV or Parquet file.")
+    require_file(path)
     try:
         frame = _read(path)
+    except UserError:
+        raise
     except Exception as error:  # polars raises many kinds for broken bytes
+        if "more fields" in str(error) and (where := _long_row(path)):
+            raise UserError(f"'{path}' is not a readable CSV: {where}. Correct that row.") from None
         raise UserError(
             f"'{path}' is not a readable CSV or Parquet file ({_brief(error)})."
         ) from None
     _not_empty(frame, f"'{path}'")
     return with_types(frame) if inferred else frame
+
+
+def require_file(path: Path) -> None:
+    """Refuse a table that does not exist."""
+    if not path.is_file():
+        raise UserError(f"No such file: '{path}'. Give the path of a CSV or Parquet file.")
 
 
 def with_types(frame: pl.DataFrame) -> pl.DataFrame:
@@ -136,10 +152,48 @@ def _read(path: Path) -> pl.DataFrame:
         return pl.read_parquet(path)
     source = _unpacked(path)
     header = _header(path, source)
-    separator = max(",;\t|", key=header.count)
+    separator = _separator(header)
     if header.count(separator) >= MAX_COLUMNS:
         raise ValueError(f"its first line has more than {MAX_COLUMNS:,} columns")
-    return pl.read_csv(path if source is None else source, separator=separator, infer_schema=False)
+    content = path if source is None else source
+    _refuse_twice(_names(content, separator), f"'{path}'")
+    return pl.read_csv(content, separator=separator, infer_schema=False)
+
+
+def _names(content: Path | bytes, separator: str) -> list[str]:
+    """The first row of a CSV: polars renames columns of the same name."""
+    import polars as pl
+
+    first = pl.read_csv(
+        content, separator=separator, infer_schema=False, has_header=False, n_rows=1
+    )
+    return [str(name) for row in first.rows() for name in row if name is not None]
+
+
+def _refuse_twice(names: list[str], what: str) -> None:
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(
+            f"{what} has several columns named '{twice}'. Rename or remove all but one."
+        )
+
+
+def _long_row(path: Path) -> str:
+    """The first row of a CSV with more cells than columns; empty if none is found."""
+    source = _unpacked(path)
+    text = (
+        path.open(encoding="utf-8", errors="replace", newline="")
+        if source is None
+        else (io.StringIO(source.decode("utf-8", "replace"), newline=""))
+    )
+    separator = _separator(_header(path, source))
+    with text as lines, suppress(csv.Error):
+        rows = csv.reader(lines, delimiter=separator)
+        width = len(next(rows))
+        for row in rows:
+            if len(row) > width:
+                return f"line {rows.line_num} has {len(row)} fields, but there are {width} columns"
+    return ""
 
 
 def _unpacked(path: Path) -> bytes | None:
@@ -163,6 +217,10 @@ def _header(path: Path, content: bytes | None) -> str:
         return content.partition(b"\n")[0].decode("utf-8", "replace")
     with path.open(encoding="utf-8", errors="replace") as lines:
         return lines.readline()
+
+
+def _separator(header: str) -> str:
+    return max(",;\t|", key=header.count)
 
 
 def _typed(column: pl.Series) -> pl.Series:

@@ -15,7 +15,7 @@ from fedveil.accounting.accountant import sensible_delta
 from fedveil.aggregates.allowance import Allowance
 from fedveil.aggregates.desk import Desk
 from fedveil.data import rows
-from fedveil.data.cells import names_of, numbered
+from fedveil.data.cells import names_of, numbered, spelled
 from fedveil.data.declared import (
     Categories,
     Dates,
@@ -50,7 +50,7 @@ def load_table(
     seed: int = 0,
     ranges: Ranges | None = None,
     categories: Categories | None = None,
-    classes: Sequence[str] | None = None,
+    classes: Sequence[Any] | None = None,
     buckets: int = BUCKETS,
     standardize: bool = False,
     dates: Dates | None = None,
@@ -89,7 +89,7 @@ def load_table(
     options = TableOptions(
         client=client, label=label, test_fraction=test_fraction, seed=seed, ranges=ranges or {},
         categories=categories or {}, dates=dates or {},
-        classes=None if classes is None else tuple(map(str, classes)), buckets=buckets,
+        classes=None if classes is None else spelled(classes), buckets=buckets,
         standardize=standardize, columns=several(columns), drop=several(drop), holdout=holdout,
         target=target,
     )  # fmt: skip
@@ -201,6 +201,7 @@ def read_table(
     noise: Callable[[int, str], Noise | None] | None = None,
     test: Any = None,
     encoder: TableEncoder | None = None,
+    own: bool = False,
 ) -> EncodedTable:
     """Rows → inputs float32 [n, features], labels 0…k−1, keys = client column.
 
@@ -210,7 +211,7 @@ def read_table(
     declaration are encoded in fixed public bins, and classes are read from the data, with two
     exceptions that `Dataset.origin` names: the classes, and with `standardize` the data's own
     means, deviations and categories. `test` is a table of test rows. A given encoder is used as it
-    is.
+    is. A table of a client's `own` may hold that client only, and none of its rows are held out.
     """
     title, frame = named_frame(source)
     words, kept, notes = rows.complete(frame, options.client, options.label, title)
@@ -220,10 +221,11 @@ def read_table(
         notes += numbers.notes(kept)
         kept = kept & numbers.known
     keys = _keys(words[options.client], kept)
-    rows.check_clients(keys[kept], options.client)
+    if not own:
+        rows.check_clients(keys[kept], options.client)
     digests = rows.row_digests(frame)
     testing = np.zeros(len(kept), dtype=bool)
-    if test is None:
+    if test is None and not own:
         how = options.test_fraction, options.seed, options.holdout
         testing = rows.held_out(digests, keys, *how)
     training = kept & ~testing
@@ -258,7 +260,7 @@ def read_table(
         keys=keys[kept][~part],
         notes=(
             *(*notes, *found.notes),
-            *rows.remarks(keys[kept], labels.numpy(), names, part, test is None),
+            *rows.remarks(keys[kept], labels.numpy(), names, part, test is None and not own),
         ),
         encoder=found.encoder.to_json(),
         origin=found.origin,

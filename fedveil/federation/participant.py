@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,7 +20,7 @@ from fedveil.data.federated import Examples, Federated
 from fedveil.data.frames import is_table
 from fedveil.errors import UserError
 from fedveil.federation.agreement import Agreement
-from fedveil.federation.home import MEMORY, Accepted, Home
+from fedveil.federation.home import MEMORY, SETTINGS, Accepted, Home
 from fedveil.federation.own_ledger import OwnLedger
 from fedveil.federation.own_memory import OwnMemory
 from fedveil.federation.reception import write_floats, write_levels
@@ -66,7 +64,7 @@ class Participant:
         self.agreement = home.offered(self.accepted.hash)
         self.index = home.seat(self.agreement)
         self._identity, self._server = home.identity, bytes.fromhex(self.agreement.server)
-        self.data = _own_data(home, self.agreement) if data is None else data
+        self.data = own_data(home, self.agreement) if data is None else data
         self._task = make_task(self.agreement.model, self.data, self.agreement.seed)
         if self._task.dim != self.agreement.dim:
             raise UserError(
@@ -214,7 +212,7 @@ class Participant:
         return write_floats(numbers, shapes)
 
 
-def _own_data(home: Home, agreement: Agreement) -> Federated:
+def own_data(home: Home, agreement: Agreement) -> Federated:
     """All examples of this client, encoded as the agreement says, as one unit."""
     from pydantic import ValidationError
 
@@ -222,18 +220,16 @@ def _own_data(home: Home, agreement: Agreement) -> Federated:
     from fedveil.training.sources import load_data
 
     try:
-        settings: DataSettings = DataSettings.model_validate(
-            {**_held_out(home.data), **agreement.data, **home.data}
-        )
+        settings: DataSettings = DataSettings.model_validate({**agreement.data, **home.data})
     except ValidationError as problem:
         raise UserError(f"client.toml: {problem.errors()[0]['msg']}. Correct [data].") from problem
-    return as_one_client(load_data(settings), agreement)
-
-
-def _held_out(data: Mapping[str, Any]) -> dict[str, str]:
-    """Rows of a table are held out: with clients, a table of one client would have no rows left."""
-    table = "path" in data and is_table(Path(str(data["path"])))
-    return {"holdout": "rows"} if table else {}
+    for name in ("client", "label"):
+        if settings.path is not None and is_table(settings.path) and not getattr(settings, name):
+            raise UserError(
+                f"Neither the agreement nor {home.path / SETTINGS} names the {name} column of "
+                f"{settings.path}. Add it to [data] there."
+            )
+    return as_one_client(load_data(settings, own=True), agreement)
 
 
 def _refuse_read(data: Federated) -> None:

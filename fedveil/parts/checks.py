@@ -13,16 +13,43 @@ from torch import Tensor
 from fedveil.errors import HUGE, UserError, told
 
 
+class FieldError(UserError):
+    """A field of a part that has a value which is not allowed."""
+
+    def __init__(self, of: str, field: str, value: object, wanted: str) -> None:
+        super().__init__(f"{of}: {field} is {told(value)}; it must be {wanted}.")
+        self.field, self.value, self.wanted = field, value, wanted
+
+    def of_parameter(self, function: str, given: Mapping[str, object]) -> FieldError:
+        """The error of a function that made the part, with the parameter that has the value.
+
+        The error itself if no parameter has it, or several do that are named otherwise.
+        """
+        equal = [n for n, v in given.items() if _same(v, self.value)]
+        alike = [n for n in equal if n == self.field] or [n for n in equal if self.field in n]
+        if not alike and len(equal) != 1:
+            return self
+        name = (alike or equal)[0]
+        return FieldError(function, name, given[name], self.wanted)
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two plain values are equal, or both NaN."""
+    plain = type(one) in (int, float, str) and type(other) in (int, float, str)
+    return plain and (one == other or (one != one and other != other))
+
+
 def check(part: object, field: str, value: object, holds: bool, wanted: str) -> None:
     """Refuse `value` unless `holds`, which is false for NaN.
 
     >>> check("Clip", "norm", -1.0, -1.0 > 0, "a number above 0")
     Traceback (most recent call last):
-    fedveil.errors.UserError: Clip: norm is -1.0; it must be a number above 0.
+    fedveil.parts.checks.FieldError: Clip: norm is -1.0; it must be a number above 0.
     """
     if not holds:
-        name = part if isinstance(part, str) else type(part).__name__
-        raise UserError(f"{name}: {field} is {told(value)}; it must be {wanted}.")
+        raise FieldError(
+            part if isinstance(part, str) else type(part).__name__, field, value, wanted
+        )
 
 
 def number(value: object) -> bool:

@@ -207,28 +207,31 @@ def refuse_taken(path: Path) -> Path:
 
 
 @contextmanager
-def saving(path: Path) -> Iterator[None]:
-    """Turn a failed write into an error that says what failed, why, and what to do."""
+def saving(path: Path, flag: str = "--out") -> Iterator[None]:
+    """Turn a failed write into an error that says what failed, why, and what to do.
+
+    `flag` is the one that named the path.
+    """
     try:
         yield
     except OSError as problem:
         raise UserError(
             f"Could not save to {path}: {problem.strerror or problem}. Files saved earlier are "
-            f"intact. {_remedy(path, problem)}"
+            f"intact. {_remedy(path, problem, flag)}"
         ) from problem
 
 
-def _remedy(path: Path, problem: OSError) -> str:
+def _remedy(path: Path, problem: OSError, flag: str) -> str:
     """What helps: space, permission, or another path."""
     if isinstance(problem, FileNotFoundError) and not path.parent.exists():
-        return f"Create the directory {path.parent}, or choose another --out."
+        return f"Create the directory {path.parent}, or choose another {flag}."
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space, or choose another --out."
+        return f"Free some space, or choose another {flag}."
     if problem.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "You may not write there: choose another --out, or change its permissions."
+        return f"You may not write there: choose another {flag}, or change its permissions."
     if problem.errno in (errno.ENOTDIR, errno.ENOENT, errno.ENAMETOOLONG, errno.EISDIR):
-        return "A directory cannot be there: choose another --out."
-    return "Check the disk, or choose another --out."
+        return f"A directory cannot be there: choose another {flag}."
+    return f"Check the disk, or choose another {flag}."
 
 
 def _made(path: Path) -> bool:

@@ -36,7 +36,7 @@ def export(run: OpenedRun, out: Path, kind: str) -> float:
     example = inputs_for(run.interface, ROWS[1], seed=0)
     written, outputs = (_onnx if kind == "onnx" else _torchscript)(model, example)
     found = max(_difference(model, outputs, run.interface, rows) for rows in ROWS)
-    with saving(out):
+    with saving(out, f"--{kind}"):
         partial = out.with_name(f".{out.name}.partial")
         try:
             partial.write_bytes(written)

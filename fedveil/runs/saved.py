@@ -56,6 +56,10 @@ class SavedRun:
         """Open the run in a directory. A directory without a run is refused."""
         if not path.exists():
             raise UserError(f"There is no directory {path}. Name the directory of a run.")
+        if path.is_file():
+            inside = (path.parent / RECIPE).is_file()
+            right = f"'{path.parent}', the directory" if inside else "the directory"
+            raise UserError(f"{path} is a file. Name {right} of a run.")
         run = cls(path)
         if not run.has(RECIPE):
             raise UserError(
@@ -291,9 +295,10 @@ def reading(path: Path) -> Iterator[None]:
         raise
     except Exception as problem:  # each format's library has its own kinds
         why = str(problem).strip().partition("\n")[0]
+        again = "its settings" if path.name == RECIPE else f"the run's {RECIPE}"
         raise UserError(
             f"{path} is damaged ({type(problem).__name__}: {why}). Restore it from a backup, or "
-            "train again from the run's recipe.toml."
+            f"train again from {again}."
         ) from problem
 
 

@@ -279,7 +279,7 @@ class Chosen:
 
 
 def chosen(
-    metric: str | Metric | None,
+    metric: str | Metric | Score | None,
     own: Mapping[str, Score] | Iterable[Metric] | None,
     target: str,
     classes: int,
@@ -287,14 +287,14 @@ def chosen(
 ) -> Chosen:
     """The usual metrics of a task, the user's own, and the main one: accuracy or loss by default.
 
-    `metric` is a name, a `Metric`, or package.module:function.
+    `metric` is a name, a `Metric`, a function (targets, outputs), or package.module:function.
     """
     extra = _own(own)
     every = {m.name: m for m in (*usual(target, classes, sequence), *extra)}
     if metric is None:
         main = every.get("accuracy", LOSS)
-    elif isinstance(metric, Metric):
-        main = metric
+    elif callable(metric):
+        main = as_metric(_name_of(metric), metric)
     else:
         main = every.get(metric) or _named(metric, target, extra)
     return Chosen(main, tuple({**every, main.name: main}.values()), metric is not None)
@@ -328,7 +328,13 @@ def _own(given: Mapping[str, Score] | Iterable[Metric] | None) -> list[Metric]:
         return [as_metric(str(name), score) for name, score in given.items()]
     if isinstance(given, str | Metric | Tensor | np.ndarray) or callable(given):
         raise UserError("metrics is not a dict. Give metrics={'name': function}.")
-    return [as_metric(getattr(score, "__name__", "metric"), score) for score in given]
+    return [as_metric(_name_of(score), score) for score in given]
+
+
+def _name_of(score: Any) -> str:
+    """A function's own name; "metric" of one without a name, such as a lambda."""
+    name = str(getattr(score, "__name__", ""))
+    return name if name.isidentifier() else "metric"
 
 
 def as_metric(name: str, score: Any) -> Metric:

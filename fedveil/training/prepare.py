@@ -48,6 +48,7 @@ from fedveil.training.private_evaluation import identity as evaluated_on
 from fedveil.training.private_evaluation import planned_evaluation, released
 from fedveil.training.probe import probed
 from fedveil.training.run import Source, Training, local_work
+from fedveil.training.scoring import tried
 from fedveil.training.spec import RunSpec
 from fedveil.training.state import RunState
 
@@ -75,7 +76,7 @@ def prepare(
     account: str | None = None,
     source: Source | None = None,
     loss: str | Loss | Function | None = None,
-    metric: str | Metric | None = None,
+    metric: str | Metric | Score | None = None,
     metrics: Mapping[str, Score] | Iterable[Metric] | None = None,
     setting: Setting = (),
     device: str = "auto",
@@ -101,7 +102,7 @@ def prepare(
     recipe, data = _fitted(recipe, data)
     data, compared = with_loss(data, loss)
     task = make_task(model, data, seed, compared)
-    scores = _scores(metric, metrics, data)
+    scores = _scores(metric, metrics, task, data)
     delta = sensible_delta(units(recipe, data)) if delta is None else delta
     check_delta(delta)
     budget = None if epsilon is None else Budget(epsilon, delta)
@@ -329,13 +330,14 @@ def _copied(model: nn.Module) -> nn.Module:
 
 
 def _scores(
-    metric: str | Metric | None,
+    metric: str | Metric | Score | None,
     metrics: Mapping[str, Score] | Iterable[Metric] | None,
+    task: Task,
     data: Federated,
 ) -> Chosen:
     target = target_of(data.loss)
     sequence = target == "class" and len(data.labels.shape) > 1
-    return chosen(metric, metrics, target, data.classes, sequence)
+    return tried(chosen(metric, metrics, target, data.classes, sequence), task, data)
 
 
 def choose_engine(
@@ -381,18 +383,56 @@ def _own_loss(task: Task, x: Tensor, data: Federated) -> str:
     return f"{loss} {loss.code()} {alike_everywhere(values, task).hex()}"
 
 
+@torch.no_grad()
 def _check_fit(task: Task, data: Federated) -> None:
-    """Test the model on made-up examples, so that a misfit is reported before the first round."""
-    few = made_up(data, 2)
+    """Try model and loss on made-up examples, so that a misfit is reported before round 1."""
+    few, loss = made_up(data, 2), task.loss_of_examples
     try:
-        task.evaluate(task.flatten(), few)
+        outputs = task.outputs(task.at(task.flatten()), few.inputs[:])
+    except UserError:
+        raise
     except Exception as problem:  # a user's own module may raise anything
-        if isinstance(problem, UserError):
-            raise
-        why = explained(problem)
-        inputs = f"of shape {list(data.inputs.shape[1:])}" if data.layout is None else data.layout
+        raise _misfit(task, data, explained(problem)) from problem
+    if different := _different(outputs, few.labels[:], loss, data.classes):
+        raise _misfit(task, data, different)
+    try:
+        loss(outputs, few.labels[:])
+    except UserError:
+        raise
+    except Exception as problem:  # and so may a user's own loss
+        if not isinstance(loss, Own):
+            raise _misfit(task, data, explained(problem)) from problem
         raise UserError(
-            f"The model {type(task.module).__name__} does not fit '{data.name}', which has inputs "
-            f"{inputs} and {data.classes} classes: {why}. Use a "
-            "model for these inputs and classes."
+            f"The loss {loss.function} raised {type(problem).__name__} on made-up examples: "
+            f"{explained(problem)}. A loss takes (outputs, targets), in this order, and returns "
+            "one number per example."
         ) from problem
+
+
+def _misfit(task: Task, data: Federated, reason: str) -> UserError:
+    inputs = f"of shape {list(data.inputs.shape[1:])}" if data.layout is None else data.layout
+    return UserError(
+        f"The model {type(task.module).__name__} does not fit '{data.name}', which has inputs "
+        f"{inputs} and {data.classes} classes: {reason}. Use a "
+        "model for these inputs and classes."
+    )
+
+
+def _different(outputs: Tensor, targets: Tensor, loss: Loss, classes: int) -> str:
+    """How outputs differ from one per class of each target, or from one per number or label.
+
+    Empty if they do not. Only a user's own loss of numbers may read several outputs per number.
+    """
+    if loss.target == "class":
+        wanted = (*targets.shape, classes)
+        if outputs.shape[:-1] == targets.shape and outputs.shape[-1] != classes:
+            count = outputs.shape[-1]
+            return f"it returns {count} output{'s' * (count != 1)} for {classes} classes"
+    else:
+        wanted, own = tuple(targets.shape), isinstance(loss, Own) and loss.target == "number"
+        if own or outputs.numel() == targets.numel():
+            return ""
+    if outputs.shape == wanted:
+        return ""
+    shape = list(outputs.shape)
+    return f"its outputs for {len(targets)} examples have shape {shape}, not {list(wanted)}"

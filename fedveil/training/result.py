@@ -24,6 +24,8 @@ from fedveil.training.scoring import Evaluation, Measured
 if TYPE_CHECKING:
     from polars import DataFrame
 
+UNTESTED = "no test examples, so nothing was evaluated"
+
 
 @dataclass(frozen=True, repr=False)
 class Result:
@@ -45,6 +47,7 @@ class Result:
         fingerprint: Hash of the data.
         class_names: Names of the classes, if they have any.
         stopped_early: Whether the run stopped by its own rule before all planned rounds.
+        tested: Whether the data have test examples.
         evaluate: Computes `evaluation`.
         model_of: Gives the model of a client, if clients keep models of their own.
 
@@ -69,6 +72,7 @@ class Result:
     fingerprint: str = ""  # of the data
     class_names: tuple[str, ...] = ()
     stopped_early: bool = False  # by its own rule, before all planned rounds
+    tested: bool = True  # whether the data have test examples
     evaluate: Callable[[], Evaluation | None] | None = None  # computes `evaluation`
     model_of: Callable[[int], nn.Module] | None = None  # a client's own model, if it keeps one
 
@@ -79,7 +83,7 @@ class Result:
         if self.recipe.evaluation is not None:
             score = f"noisy {score}"
         return (
-            f"<Result of {self.recipe.name} on {self.data}: {score}, "
+            f"<Result of {self.recipe.name} on {self.data}: {score if self.tested else UNTESTED}, "
             f"epsilon {self.guarantee.epsilon:.4g}>"
         )
 
@@ -91,6 +95,7 @@ class Result:
         title = f"{self.recipe.name} on {self.data}, {len(self.records):,} rounds"
         title += "" if found is None or found.exact else ", with noise"
         metrics = markup.table(rows, head, title) if rows else ""
+        metrics += "" if self.tested else markup.table([("result", UNTESTED)], caption=title)
         return metrics + self.statement._repr_html_()
 
     def to_frame(self) -> DataFrame:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,11 +16,16 @@ from torch import Tensor
 
 from fedveil.data.encoding import TableEncoder
 from fedveil.data.federated import Examples, Federated
+from fedveil.engines.isolation import made_up
 from fedveil.engines.task import Task
+from fedveil.engines.where import explained
+from fedveil.errors import UserError
 from fedveil.training.evaluation import BATCH, MOST_CLASSES, evenly
-from fedveil.training.metrics import Chosen, Metric
+from fedveil.training.metrics import KNOWN, Chosen, Metric
 
+log = logging.getLogger("fedveil")
 MOST_NUMBERS = 2**26  # outputs that are kept; of more test examples, evenly spaced ones are scored
+MADE_UP, ROWS = 2**20, 32  # outputs that a metric is tried on, at most, and rows, at least
 RESAMPLED = 2**20  # outputs that an interval is computed from
 GROUPS = 20  # of the jackknife
 LEVEL = 0.95
@@ -217,15 +225,73 @@ def from_confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Eva
     return Evaluation("accuracy", "class", total, (accuracy,), classes)
 
 
+def tried(metrics: Chosen, task: Task, data: Federated) -> Chosen:
+    """The metrics, if the user's own ones can score made-up answers: real ones cost ε first."""
+    known = KNOWN[task.loss_of_examples.target].values()
+    own = [metric for metric in metrics.every if metric not in known]
+    made = [_made_up(task, data)] if own else []
+    for metric, found in itertools.product(own, made):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # random answers mean nothing
+            _, failure = attempted(metric, found)
+        if failure:
+            raise UserError(
+                f"The metric '{metric.name}' failed on made-up answers. {failure} A metric takes "
+                "(targets, outputs), in this order; a loss takes (outputs, targets)."
+            )
+    return metrics
+
+
+@torch.no_grad()
+def _made_up(task: Task, data: Federated) -> Answers:
+    """Random answers in the shapes of real ones: probabilities for every class, or numbers 0…1.
+
+    Numbers are in the unit of the data, and within the range that is declared for them.
+    """
+    loss, rng = task.loss_of_examples, np.random.default_rng(0)
+    if loss.target == "class":
+        rows = max(2, min(max(ROWS, 2 * data.classes), MADE_UP // data.classes))
+        shares = rng.random((rows, data.classes), dtype=np.float32)
+        shares /= shares.sum(1, keepdims=True)
+        return Answers("class", np.arange(rows) % data.classes, shares, np.zeros(rows))
+    few = made_up(data, ROWS)
+    outputs = loss.answers(task.outputs(task.at(task.flatten()), few.inputs[:]), few.labels[:])
+    shapes = tuple(few.labels.shape), tuple(outputs.shape)
+    targets, answered = (rng.random(shape, dtype=np.float32) for shape in shapes)
+    if loss.target == "label":
+        targets = targets.round()
+    elif data.encoder is not None:
+        encoder = TableEncoder.from_json(data.encoder)
+        targets, answered = encoder.restored(targets), encoder.restored(answered)
+    return Answers(loss.target, targets, answered, np.zeros(ROWS))
+
+
+def attempted(metric: Metric, found: Answers) -> tuple[float, str]:
+    """The value of a metric, NaN where it is not defined, and what it raised; empty if nothing.
+
+    It may be a user's own function, and must not end a run that is charged already.
+    """
+    try:
+        if metric.name == "loss":
+            return float(found.losses.mean()) if len(found) else math.nan, ""
+        return metric(*found.flat()), ""
+    except UserError as problem:
+        return math.nan, str(problem)
+    except Exception as problem:  # a user's own function may raise anything
+        return math.nan, f"{type(problem).__name__}: {explained(problem)}."
+
+
 def scored(metric: Metric, found: Answers) -> float:
-    """The value of a metric; NaN where it is not defined."""
-    if metric.name == "loss":
-        return float(found.losses.mean()) if len(found) else math.nan
-    return metric(*found.flat())
+    """The value of a metric; NaN where it is not defined, or fails."""
+    return attempted(metric, found)[0]
 
 
 def _measured(metric: Metric, found: Answers, constant: Answers) -> Measured:
-    value = scored(metric, found)
+    value, failure = attempted(metric, found)
+    if failure:
+        log.warning(
+            "The metric '%s' failed on the test examples and has no value: %s", metric.name, failure
+        )
     low, high = _interval(metric, found, value)
     baseline = scored(metric, constant) if metric.compared else math.nan
     ends = _finite(low), _finite(high), _finite(baseline)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedveil.data.frames import TABLES, is_table
+from fedveil.data.frames import TABLES, is_table, require_file
 from fedveil.errors import UserError, unknown
 from fedveil.training.settings import DATASET, PROBLEMS, SYNTHETIC, DataSettings, Settings
 
@@ -71,8 +71,12 @@ def load_data(
     settings: DataSettings,
     statistics: Granted | None = None,
     encoder: TableEncoder | None = None,
+    own: bool = False,
 ) -> Federated:
-    """The data set split over clients, or by example if the data do not identify clients."""
+    """The data set split over clients, or by example if the data do not identify clients.
+
+    A client's `own` table may hold that client only, and none of its rows are held out.
+    """
     from fedveil.data.saved import is_saved
 
     _refuse_foreign(settings)
@@ -82,7 +86,7 @@ def load_data(
         return _problem(settings)
     if settings.path is not None and settings.dataset is None and is_saved(settings.path):
         return _opened(settings, settings.path)
-    dataset = _load(settings, statistics, encoder)
+    dataset = _load(settings, statistics, encoder, own)
     if settings.held_out is not None:
         dataset = dataset.held_out(settings.held_out, settings.seed)
     if settings.path is not None and settings.simulate_clients is None:
@@ -95,7 +99,7 @@ def load_data(
 
 
 def _load(
-    settings: DataSettings, statistics: Granted | None, encoder: TableEncoder | None
+    settings: DataSettings, statistics: Granted | None, encoder: TableEncoder | None, own: bool
 ) -> Dataset:
     from fedveil.data import catalog
 
@@ -111,6 +115,7 @@ def _load(
     if not is_table(settings.path):
         _refuse_columns(settings, settings.path)
         return catalog.load_path(settings.path, settings.size, settings.color, named, settings.seed)
+    require_file(settings.path)
     if settings.client is None or settings.label is None:
         raise UserError(
             f"The columns of the table {settings.path} are not named. Give --client (the column "
@@ -121,9 +126,9 @@ def _load(
 
         return load_image_table(
             settings.path, settings.image, settings.client, settings.label, settings.size,
-            settings.color is not False, named, settings.seed,
+            settings.color is not False, named, settings.seed, own,
         )  # fmt: skip
-    return _table(settings, settings.path, named, statistics, encoder)
+    return _table(settings, settings.path, named, statistics, encoder, own)
 
 
 def _table(
@@ -132,6 +137,7 @@ def _table(
     classes: tuple[str, ...] | None,
     statistics: Granted | None,
     encoder: TableEncoder | None,
+    own: bool,
 ) -> Dataset:
     from fedveil.data.encoding import BUCKETS
     from fedveil.data.table import TableOptions, read_table
@@ -151,7 +157,29 @@ def _table(
         drop=settings.drop,
         holdout=settings.holdout or "clients",
     )
-    return read_table(path, options, statistics, settings.test, encoder).dataset
+    return read_table(path, options, statistics, settings.test, encoder, own).dataset
+
+
+def check_columns(settings: DataSettings) -> None:
+    """Load a table, and refuse names that are none of its columns. Its label need not be named."""
+    from fedveil.data.encoding import check_column
+    from fedveil.data.frames import named_frame
+
+    if settings.path is None or not is_table(settings.path):
+        return
+    if settings.client is None:
+        raise UserError(
+            f"The client column of {settings.path} is not named. Give --client, the column that "
+            "identifies the client."
+        )
+    _, frame = named_frame(settings.path)
+    for what in ("client", "label", "image"):
+        if (name := getattr(settings, what)) is not None:
+            check_column(frame, name, f"{what} column")
+    for name in (*settings.columns, *settings.drop):
+        check_column(frame, name, "column")
+    for name in {**settings.ranges, **settings.categories, **settings.dates}:
+        check_column(frame, name, "column")
 
 
 def _synthetic(settings: DataSettings) -> Federated:

@@ -171,6 +171,7 @@ def conclude(training: Training) -> Result:
         fingerprint=spec.fingerprint,
         class_names=spec.data.class_names,
         stopped_early=training.stopped_early,
+        tested=len(spec.data.test) > 0,
         evaluate=evaluate,
         model_of=functools.partial(_own_model, training) if spec.recipe.memory.personal else None,
     )

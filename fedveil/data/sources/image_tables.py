@@ -34,11 +34,13 @@ def load_image_table(
     color: bool = True,
     classes: tuple[str, ...] | None = None,
     seed: int = 0,
+    own: bool = False,
 ) -> Dataset:
     """Images of the table's rows as float32 [n, c, h, w], decoded once; keys = client column.
 
     `image` is a column of bytes, or of paths below the table's folder. Without `classes`, they are
-    read from the data, which no ε covers.
+    read from the data, which no ε covers. A table of a client's `own` may hold that client only,
+    and none of its rows are held out.
     """
     title, frame = named_frame(path)
     check_column(frame, image, "image column")
@@ -49,9 +51,12 @@ def load_image_table(
     places = numbered(words[label], names)
     kept, more = rows.of_classes(places, kept, names, label)
     keys = np.array(words[client].filter(kept).to_list(), dtype=str)
-    rows.check_clients(keys, client)
+    if not own:
+        rows.check_clients(keys, client)
     digests = rows.row_digests(frame.drop(image))[kept]
-    testing = torch.from_numpy(rows.held_out(digests, keys, HELD_OUT, seed, "clients"))
+    testing = torch.from_numpy(
+        rows.held_out(digests, keys, 0 if own else HELD_OUT, seed, "clients")
+    )
     height, width = size or SIZE
     channels = 3 if color else 1
     if len(keys) * height * width * channels > MAX_TOTAL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ class Processes:
         logs.mkdir(parents=True, exist_ok=True)
         self._logs, self._environment = logs, dict(environment)
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._commands: dict[str, str] = {}
 
     def start(
         self, name: str, command: Sequence[str | Path], variables: Mapping[str, str] | None = None
@@ -33,6 +35,7 @@ class Processes:
         """Start a process in its own group, with its output in `name`.log, and return its ID."""
         if name in self._running:
             raise UserError(f"The process '{name}' is already running. End it first.")
+        self._commands[name] = shlex.join(map(str, command))
         with self.log(name).open("ab") as log:
             self._running[name] = subprocess.Popen(
                 [str(part) for part in command],
@@ -47,6 +50,10 @@ class Processes:
     def log(self, name: str) -> Path:
         """The log file of a process."""
         return self._logs / f"{name}.log"
+
+    def command(self, name: str) -> str:
+        """The command that started a process, as a line of a shell."""
+        return self._commands[name]
 
     def names(self) -> list[str]:
         """The processes that were started and not ended."""

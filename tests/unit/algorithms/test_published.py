@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,3 +135,23 @@ def test_piecewise_rates_need_one_rate_more_than_changes() -> None:
     for wrong in ((), (200, 100), (100, 100)):
         with pytest.raises(UserError, match="do not fit"):
             Piecewise((1.0, 0.5, 0.1), at=wrong)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"learning_rate": -1}, "dp_fedavg: learning_rate is -1; it must be 0 or a number above"),
+        ({"learning_rate": -1, "decay": 0.5}, "dp_fedavg: learning_rate is -1;"),
+        ({"decay": -2.0}, "dp_fedavg: decay is -2.0;"),
+        ({"server_rate": -1.0}, "dp_fedavg: server_rate is -1.0;"),
+        ({"clip": -1.0}, "dp_fedavg: clip is -1.0;"),
+        ({"clip": math.nan}, "dp_fedavg: clip is nan;"),
+        ({"rate": 2.0}, "dp_fedavg: rate is 2.0;"),
+        ({"noise_multiplier": -1, "weight_decay": -1}, "dp_fedavg: noise_multiplier is -1;"),
+    ],
+)
+def test_a_refused_value_is_named_by_the_parameter_and_not_by_a_field(
+    given: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        dp_fedavg(**given)

@@ -22,7 +22,7 @@ from fedveil.commands.progress import (
     spending,
     watcher,
 )
-from fedveil.data.federated import Federated
+from fedveil.data.federated import Examples, Federated
 from fedveil.recipe import Recipe
 from fedveil.training.prepare import prepare
 from fedveil.training.records import Record
@@ -172,6 +172,19 @@ def test_the_summary_of_numbers_has_no_accuracy(
     result = train(plain_recipe, blobs, rounds=1)
     show_summary(replace(result, accuracy=math.nan, loss=1.5), [])
     assert "Result       loss 1.5\n" in capsys.readouterr().out
+
+
+def test_a_result_without_test_examples_says_that_nothing_was_evaluated(
+    blobs: Federated, plain_recipe: Recipe, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = Examples(blobs.test.inputs[:0], blobs.test.labels[:0])
+    result = train(plain_recipe, replace(blobs, test=none), rounds=1)
+    show_summary(result, [])
+    said = "no test examples, so nothing was evaluated"
+    assert f"Result       {said}\n" in capsys.readouterr().out
+    assert said in repr(result)
+    assert said in result._repr_html_()
+    assert "nan" not in repr(result)
 
 
 def test_waiting_shows_on_a_terminal_only(terminal: Open, monkeypatch: pytest.MonkeyPatch) -> None:

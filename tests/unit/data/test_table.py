@@ -437,3 +437,31 @@ def test_an_encoder_without_order_is_refused(knots: list[Any]) -> None:
     fields = {"columns": [column], "client": "c", "label": "y", "class_names": []}
     with pytest.raises(UserError, match="the JSON of a table encoder"):
         TableEncoder.from_json(json.dumps(fields))
+
+
+@pytest.mark.parametrize("kind", [int, bool, str, float])
+def test_classes_are_named_by_text_numbers_or_truth_values(kind: type) -> None:
+    labels = [kind(value) for value in (0, 1, 0, 1)] * 3
+    rows = {"who": ["a", "b", "c"] * 4, "x": list(range(12)), "y": labels}
+    table = load_table(rows, "who", "y", holdout="rows", classes=[kind(0), kind(1)])
+    assert len(table.train) + len(table.test) == 12
+    assert table.classes == 2
+    with pytest.raises(UserError, match="The class None is neither text, a number nor true"):
+        load_table(rows, "who", "y", classes=[None, 1])
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.csv"
+    path.write_text("who;x;x;y\na;1;2;0\nb;1;2;1\n")
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame([["a", 1, 2, 0], ["b", 1, 2, 1]], columns=["who", "x", "x", "y"])
+    for source in (path, frame):
+        with pytest.raises(UserError, match=r"several columns named .x.\. Rename or remove"):
+            load_table(source, "who", "y")
+
+
+def test_a_row_with_more_fields_than_columns_is_named_by_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "long.csv"
+    path.write_text('who,x,y\na,"1\n2",0\nb,1,1\nc,1,0,7\nd,1,0\n')
+    with pytest.raises(UserError, match=r"line 5 has 4 fields, but there are 3 columns\. Corr"):
+        load_table(path, "who", "y")

@@ -77,3 +77,10 @@ def test_a_file_is_not_overwritten(opened: OpenedRun, tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_text("mine")
     with pytest.raises(UserError, match="exists"):
         export(opened, tmp_path / "m.pt", "torchscript")
+
+
+def test_a_file_that_cannot_be_written_names_its_own_flag(
+    opened: OpenedRun, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"or choose another --torchscript\."):
+        export(opened, tmp_path / "nowhere" / "m.pt", "torchscript")

@@ -95,3 +95,15 @@ def test_what_is_not_there_is_said(saved: SavedRun, tmp_path: Path) -> None:
         SavedRun.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"is not a run, because it has no recipe\.toml"):
         SavedRun.open(tmp_path)
+
+
+def test_a_file_of_a_run_is_answered_with_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("rounds = 1\n")
+    with pytest.raises(UserError, match=f"is a file. Name '{tmp_path}', the directory of a run"):
+        SavedRun.open(tmp_path / "recipe.toml")
+
+
+def test_a_damaged_recipe_is_not_the_advice_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("rounds = \n")
+    with pytest.raises(UserError, match="or train again from its settings"):
+        _ = SavedRun.open(tmp_path).settings

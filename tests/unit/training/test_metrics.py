@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn import metrics as sk
 
+import fedveil as fv
 from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
 from fedveil.errors import UserError
 from fedveil.training import scoring
 from fedveil.training.metrics import CLASSES, NUMBERS, Metric, chosen
+from fedveil.training.prepare import prepare
 from fedveil.training.scoring import Answers, Evaluation, evaluated, jackknife, scored, wilson
 from fedveil.training.start import train
 
@@ -166,3 +170,103 @@ def test_a_metric_object_says_how_it_ranks() -> None:
     found = chosen(cost, None, "class", 2)
     assert found.main is cost
     assert cost in found.every
+
+
+def swapped(outputs: np.ndarray, targets: np.ndarray) -> float:
+    """The order of a loss."""
+    return float((outputs.argmax(1) == targets).mean())
+
+
+def lonely(targets: np.ndarray) -> float:
+    return float(targets.mean())
+
+
+def wordy(targets: np.ndarray, outputs: np.ndarray) -> str:
+    return "good"
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        (swapped, r"'swapped' failed .* AxisError: .* takes \(targets, outputs\), in this order"),
+        (lonely, "'lonely' failed .* TypeError: .* takes 1 positional argument but 2 were given"),
+        (wordy, "'wordy' failed .* returned 'good'. Return a number"),
+    ],
+)
+@pytest.mark.parametrize("main", [True, False])
+def test_a_faulty_metric_is_refused_before_round_1(
+    score: Callable[..., float], says: str, main: bool
+) -> None:
+    metric = Metric(score.__name__, score)
+    given: dict[str, Any] = {"metric": metric} if main else {"metrics": [metric]}
+    with pytest.raises(UserError, match=says):
+        prepare(algorithms.fedavg(), rare(), rounds=1, **given)
+
+
+@pytest.mark.parametrize("target", ["class", "sequence", "label", "labels", "number"])
+def test_a_metric_is_tried_on_answers_of_the_shapes_of_real_ones(target: str) -> None:
+    """Every class occurs, shares add up to 1, and labels are 0 or 1."""
+    wide = {"class": 3, "sequence": 3, "label": 1, "labels": 2, "number": 1}[target]
+    shape = {"sequence": (4,), "labels": (2,)}.get(target, ())
+    kind = {"sequence": "class", "labels": "label"}.get(target, target)
+    labels = torch.randint(3 if kind == "class" else 2, (12, *shape))
+    labels = labels if kind == "class" else labels.float()
+    loss = {"class": "cross_entropy", "label": "binary", "number": "mse"}[kind]
+    inputs = torch.randn(12, 5)
+    data = Federated(
+        "x", inputs, labels, torch.arange(0, 13, 4), Examples(inputs, labels), wide, loss
+    )
+    outputs = math.prod(shape) * (wide if kind == "class" else 1)
+    tail = (*shape, wide) if kind == "class" else (shape or (1,))
+    module = torch.nn.Sequential(torch.nn.Linear(5, outputs), torch.nn.Unflatten(1, tail))
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def kept(targets: np.ndarray, outputs: np.ndarray) -> float:
+        seen.append((targets, outputs))
+        return 0.0
+
+    result = train(algorithms.fedavg(), data, module, rounds=1, metrics=[Metric("kept", kept)])
+    assert result.evaluation is not None
+    (targets, outputs_), (real_targets, real_outputs) = seen[0], seen[1]
+    assert targets.shape[1:] == real_targets.shape[1:]
+    assert outputs_.shape[1:] == real_outputs.shape[1:]
+    assert (targets.dtype, outputs_.dtype) == (real_targets.dtype, real_outputs.dtype)
+    if kind == "class":
+        assert set(targets.tolist()) == {0, 1, 2}
+        assert outputs_.sum(1) == pytest.approx(1)
+    if kind == "label":
+        assert set(targets.flatten().tolist()) == {0.0, 1.0}
+
+
+def test_a_metric_that_fails_on_real_answers_is_null_and_the_run_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def picky(targets: np.ndarray, outputs: np.ndarray) -> float:
+        if len(targets) == 600:
+            raise ValueError("too many patients")
+        return 0.5
+
+    recipe = algorithms.dp_fedavg(clip=1.0, noise_multiplier=3.0, rate=0.5)
+    result = train(
+        recipe, rare(), rounds=2, save=tmp_path / "a", metric=Metric("picky", picky),
+        ledger=tmp_path / "ledger.sqlite",
+    )  # fmt: skip
+    assert result.evaluation is not None
+    assert result.evaluation.main.value is None
+    known = json.loads((tmp_path / "a/summary.json").read_text())["evaluation"]["metrics"]
+    assert {m["name"]: m["value"] for m in known}["picky"] is None
+    assert "'picky' failed on the test examples" in caplog.text
+    assert "ValueError: too many patients" in caplog.text
+
+
+def test_a_function_is_a_metric_of_its_own_name() -> None:
+    def cost(targets: np.ndarray, outputs: np.ndarray) -> float:
+        return float((targets != outputs.argmax(1)).mean())
+
+    cost.higher_is_better = False  # type: ignore[attr-defined]
+    found = chosen(cost, None, "class", 2).main
+    assert (found.name, found.higher_is_better) == ("cost", False)
+    assert chosen(lambda targets, outputs: 0.0, None, "class", 2).main.name == "metric"
+    result = fv.train(algorithms.fedavg(), rare(), rounds=1, metric=cost, quiet=True)
+    assert result.evaluation is not None
+    assert result.evaluation.metric == "cost"
