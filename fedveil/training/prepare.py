@@ -42,8 +42,8 @@ from fedveil.random.streams import SecretKey, run_key, torch_generator
 from fedveil.recipe import Recipe
 from fedveil.serialization.codec import identified
 from fedveil.training.metrics import Chosen, Metric, Score, chosen
+from fedveil.training.private_evaluation import evaluated_rounds, planned_evaluation, released
 from fedveil.training.private_evaluation import identity as evaluated_on
-from fedveil.training.private_evaluation import planned_evaluation, released
 from fedveil.training.probe import probed
 from fedveil.training.run import Source, Training, local_work
 from fedveil.training.spec import RunSpec
@@ -109,7 +109,7 @@ def prepare(
         refuse_per_round(per_round)
         plan = planned_evaluation(
             private_evaluation, delta, recipe, data, task.loss_of_examples, scores,
-            math.ceil(rounds / every), patience,
+            evaluated_rounds(rounds, every), patience,
         )  # fmt: skip
         recipe = replace(recipe, evaluation=released(private_evaluation, delta, recipe))
     if patience is not None:

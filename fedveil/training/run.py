@@ -17,6 +17,7 @@ from fedveil.engines.choose import choose
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
+from fedveil.errors import UserError
 from fedveil.ledger import charging
 from fedveil.ledger.charging import Charge, Enrolment, Trace
 from fedveil.ledger.session import Session
@@ -156,6 +157,7 @@ class Training:
 
     def step(self) -> Record:
         """Reserve a round in the ledger, train it, publish it, and commit it."""
+        self._refuse_finished()
         enrolment = self.progress.enrolment or self.enrol()
         started, round = time.perf_counter(), self.state.round
         charging.reserve(enrolment, self.spec, round)
@@ -168,6 +170,14 @@ class Training:
         self.participants.add(record.round, info.seen)
         charging.commit(enrolment, info.round, released)
         return record
+
+    def _refuse_finished(self) -> None:
+        """Refuse rounds and evaluations that the plan, and so the guarantee, does not have."""
+        if self.finished:
+            raise UserError(
+                f"The run has ended after {self.state.round} rounds, and its guarantee covers no "
+                "more. Start a new run with more rounds, or with more patience."
+            )
 
     def play(self) -> tuple[State, Info]:
         """Compute this process's part of one round."""
@@ -238,7 +248,7 @@ class Training:
     def _evaluated_privately(self, record: Record, plan: EvaluationPlan) -> Record:
         """Noisy results, if a crash has not used up their share: none is drawn a second time."""
         done, final = record.round, record.round == self.rounds
-        if not self._unspent(plan, done, final):
+        if not self._unspent(plan, final):
             return record
         found = self.progress.evaluation = self._evaluation(plan, done, final)
         main = found.main
@@ -249,7 +259,7 @@ class Training:
         record = replace(
             record, loss=loss, accuracy=accuracy, metric=other, metric_low=low, metric_high=high
         )
-        if not final and self._stale([*self.records, record]) and self._unspent(plan, done, True):
+        if not final and self._stale([*self.records, record]) and self._unspent(plan, final=True):
             self.progress.evaluation = self._evaluation(plan, done, final=True)
         return record
 
@@ -259,7 +269,7 @@ class Training:
             self.engine.name != "loop" and can_map(self.task, self.data),
         )  # fmt: skip
 
-    def _unspent(self, plan: EvaluationPlan, done: int, final: bool) -> bool:
+    def _unspent(self, plan: EvaluationPlan, final: bool) -> bool:
         """Whether lost rounds left the share of this evaluation."""
         if self.session is None:
             return True
@@ -271,7 +281,8 @@ class Training:
 
         if final:  # with patience, any lost evaluation may have been followed by the final one
             return not (drawn(last=True) or (plan.patience and drawn(last=False)))
-        return drawn(last=False) + done // self.spec.evaluate_every < plan.evaluations
+        known = sum(record.loss is not None for record in self.records)
+        return drawn(last=False) + known + 1 < len(plan.rounds)
 
     def _metric(self) -> float | None:
         """The chosen metric on the test examples; None if accuracy and loss are enough."""
@@ -282,7 +293,7 @@ class Training:
 
     def evaluates(self, done: int) -> bool:
         """Whether the model is evaluated after this many rounds."""
-        return done % self.spec.evaluate_every == 0 or done == self.rounds
+        return done in self.spec.evaluated
 
     def _planned_epsilon(self) -> float:
         """The ε of the guarantee, computed again only after more rounds were lost."""
