@@ -3,7 +3,8 @@
 Two runs with one key add the same noise, so the key must differ wherever their sums may. `contents`
 reads everything that an object holds and its code refers to: attributes, buffers, closures,
 defaults, and global variables, as values and not as addresses, so that the digest is the same in
-every process. Functions and classes of installed packages are read by their names.
+every process. Functions and classes of installed packages are read by their names and files, those
+of torch, NumPy, fedveil and Python by their names.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock, RLock
 from typing import Any
 
@@ -25,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.models.side_effects import SCALARS, Named, installed
+from fedveil.models.side_effects import SCALARS, Named, installed, module_of, of_library
 
 ALIKE = (  # what they hold decides no function: drawing from the first is refused
     *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
@@ -36,6 +38,11 @@ NAMED = (  # functions that are not written in Python
     *(types.MemberDescriptorType, types.GetSetDescriptorType, types.ClassMethodDescriptorType),
     *(types.MethodWrapperType, np.ufunc),
 )
+OF_PYTHON = frozenset({  # attributes of a class that Python makes, and annotations
+    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    "__conditional_annotations__", "__orig_bases__", "__parameters__", "__dict__", "__weakref__",
+    "__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl",
+})  # fmt: skip
 OPERATIONS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 HASHES = ("_original_object_hash",)  # of transformers: of texts, other ones in every process
 HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # of torch, numbered as they come
@@ -216,11 +223,11 @@ class _Reader:
         """By its name; the user's own also by everything that it defines."""
         self._write(_name(kind))
         if installed(kind):
+            self._write(_source(kind))
             return
         self._items(kind.__bases__)
         for name, value in vars(kind).items():
-            special = name.startswith("__") or name == "_abc_impl"
-            if isinstance(value, types.FunctionType) or not special:
+            if name not in OF_PYTHON:
                 self._entry(name, value)
 
     def _function(self, function: types.FunctionType) -> None:
@@ -230,6 +237,7 @@ class _Reader:
         self.read(function.__defaults__)
         self.read(function.__kwdefaults__)
         if installed(function):
+            self._write(_source(function))
             return
         self.read(vars(function))
         self._code(function.__code__)
@@ -290,6 +298,20 @@ class _Reader:
 
 def _name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _source(thing: Any) -> str:
+    """The digest of the file that defines a class or a function of an installed package."""
+    file = getattr(sys.modules.get(module_of(thing)), "__file__", None)
+    return "" if of_library(thing) or file is None else _digest_of(file)
+
+
+@functools.cache
+def _digest_of(file: str) -> str:
+    """Of Python files: others are compiled for one kind of machine."""
+    path = Path(file)
+    readable = path.suffix == ".py" and path.is_file()
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if readable else ""
 
 
 def _qualname(value: object) -> str:

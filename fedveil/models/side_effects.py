@@ -239,7 +239,7 @@ class _Walk:
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, object]]:
         """The state of a user's class shared by its objects, and what its `forward` uses."""
         for owner in kind.__mro__:
-            if _of_library(owner) or owner is object or id(owner) in self._classes:
+            if of_library(owner) or owner is object or id(owner) in self._classes:
                 continue
             self._classes.add(id(owner))
             for name, value in vars(owner).items():
@@ -250,7 +250,7 @@ class _Walk:
 
     def _function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, object]]:
         """The closure, defaults and attributes of a function, and the globals it names."""
-        if _of_library(function):
+        if of_library(function):
             return
         self._seen.add(id(function))
         for name, cell in zip(
@@ -315,16 +315,17 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
 
 def installed(thing: Any) -> bool:
     """Whether a module, a class or a function is of an installed package, and not a user's own."""
-    module = thing if isinstance(thing, types.ModuleType) else sys.modules.get(_module_of(thing))
+    module = thing if isinstance(thing, types.ModuleType) else sys.modules.get(module_of(thing))
     file = getattr(module, "__file__", None) or ""
-    return _of_library(thing) or file.startswith(INSTALLED)
+    return of_library(thing) or file.startswith(INSTALLED)
 
 
-def _of_library(thing: Any) -> bool:
-    return _module_of(thing).partition(".")[0] in LIBRARIES
+def of_library(thing: Any) -> bool:
+    """Whether it is of torch, NumPy, fedveil or Python."""
+    return module_of(thing).partition(".")[0] in LIBRARIES
 
 
-def _module_of(thing: Any) -> str:
+def module_of(thing: Any) -> str:
     """The module that defines a thing; a function may wrap one of another module by name."""
     if isinstance(thing, types.ModuleType):
         return thing.__name__
@@ -348,7 +349,7 @@ def _state(value: Any) -> object:
         return value.get_state().numpy().tobytes()
     if isinstance(value, types.GeneratorType):
         return getattr(value.gi_frame, "f_lasti", None)
-    if isinstance(value, functools._lru_cache_wrapper) and not _of_library(value):
+    if isinstance(value, functools._lru_cache_wrapper) and not of_library(value):
         size: Any = value.cache_info()
         return size.misses, size.currsize
     if hasattr(value, "__dict__"):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import enum
 import functools
+import importlib
 import logging
 import re
+import sys
 import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from fedveil.models import side_effects
+from fedveil.models.contents import _digest_of as read_again
 from fedveil.models.contents import contents
 
 LIMIT = 3.0
@@ -48,6 +53,10 @@ class Net(nn.Module):
 class Squared(Net):
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x * x)
+
+
+class Special(Net):
+    __limit__ = 3.0
 
 
 class Level(enum.Enum):
@@ -169,6 +178,16 @@ KINDS: dict[str, Callable[[float], Any]] = {
     "heads of a transformer": transformer,
     "an option of a recurrent layer": recurrent,
     "a class": lambda limit: Net() if limit == 3.0 else Squared(),
+    "a special attribute of a class": lambda limit: Net(
+        kind=type(
+            "Kind",
+            (Special,),
+            {
+                "__module__": __name__,
+                "__limit__": limit,
+            },
+        )
+    ),
     "a scripted function": scripted,
 }
 
@@ -224,6 +243,23 @@ def test_constants_of_inner_functions_belong_to_the_code() -> None:
     assert contents(made(source)) == contents(made(source))
     assert contents(made(source)) != contents(made(source.replace("3.0", "5.0")))
     assert contents(made(source)) != contents(made(source.replace("'a'", "'c'")))
+
+
+def test_code_of_an_installed_package_belongs_to_it_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version of the package is another model; what the file imports is not read."""
+    monkeypatch.setattr(side_effects, "INSTALLED", (str(tmp_path),))
+    found = []
+    for factor in (2, 2, 3):
+        (tmp_path / "installed_layers.py").write_text(f"def function(x):\n    return x * {factor}")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "installed_layers", raising=False)
+        read_again.cache_clear()
+        importlib.invalidate_caches()
+        module = importlib.import_module("installed_layers")
+        found.append(contents(Net(module.function)))
+    assert found[0] == found[1] != found[2]
 
 
 def test_generators_locks_and_loggers_decide_nothing() -> None:
