@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from fedveil.data.columns import span
 from fedveil.data.federated import Examples, Federated
@@ -112,6 +114,26 @@ def made_up(
     else:
         labels.random_(max(data.classes, 1), generator=first)
     return Examples(inputs, labels, data.layout)
+
+
+def uniform(data: Federated, count: int, scale: float) -> Examples:
+    """Synthetic examples that are equal on every processor, up to this scale.
+
+    Processors round normal numbers differently.
+    """
+    drawn, generator = made_up(data, count, scale), torch.Generator().manual_seed(count)
+
+    def redrawn(numbers: Tensor) -> Tensor:
+        if not numbers.is_floating_point():
+            return numbers
+        found = (2 * torch.rand(numbers.shape, generator=generator) - 1) * scale
+        return found.to(numbers.dtype)
+
+    labels = redrawn(drawn.labels[:])
+    if data.layout is None:
+        return Examples(redrawn(drawn.inputs[:]), labels)
+    parts = tree_map(redrawn, data.layout.unpack(drawn.inputs[:]))
+    return Examples(data.layout.pack(parts), labels, data.layout)
 
 
 def _call(task: Task, engine: Engine, crowd: Group) -> None:

@@ -23,6 +23,7 @@ from fedveil.data.fields import Layout
 from fedveil.engines.dropout import Masks, Recorded, example_seeds
 from fedveil.engines.rewriting import FUSED, Rewriting, Unfused
 from fedveil.errors import UserError
+from fedveil.models.contents import Contents
 from fedveil.models.loss import Loss
 from fedveil.models.losses import as_loss
 from fedveil.models.outputs import logits_of
@@ -41,6 +42,7 @@ class Task:
     layout: Layout | None = None  # of several inputs
     given: Loss | None = None  # instead of the loss of that name
     dtype: torch.dtype | None = None  # to which numeric inputs are converted
+    contents: Contents | None = None  # of a module that is not fedveil's own, before any call
     shapes: dict[str, torch.Size] = field(init=False)
     loss_of_examples: Loss = field(init=False)
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
@@ -123,6 +125,16 @@ class Task:
             probe = self.layout.full(2, 1)
         digest.update(alike_everywhere(partial(Task._probed, x=x, probe=probe), self))
         return digest.hexdigest()
+
+    def answers(self, x: Tensor, examples: Examples) -> list[Tensor]:
+        """Outputs for examples, their loss, and for each parameter a projection of its gradient."""
+        module, _ = self.here()
+        numbers = self._answer(module, x, examples)
+        weights = torch.rand(len(numbers) - 1, generator=torch.Generator().manual_seed(0))
+        products = self.unflatten(numbers[1:] * weights).values()
+        slopes = torch.stack([numbers[0], *(part.sum() for part in products)])
+        with torch.no_grad():
+            return [self.outputs(self.at(x), examples.inputs[:].to(self.device)), slopes]
 
     @torch.no_grad()
     def _probed(self, x: Tensor, probe: Tensor) -> list[Tensor]:

@@ -7,10 +7,8 @@ A loss is written as text: `cross_entropy`, `focal(gamma=2.0)`, `cross_entropy(w
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 import tomllib
-import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -80,7 +78,7 @@ class Own(Loss):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each example."""
-        call = self._resolved()
+        call = self.resolved()
 
         def alone(output: Tensor, target: Tensor) -> Tensor:
             found = call(output[None], target[None])
@@ -106,12 +104,8 @@ class Own(Loss):
         stock = {"class": cross_entropy, "label": Binary()}.get(self.target)
         return None if stock is None else stock.correct(outputs, targets)
 
-    def code(self) -> str:
-        """A digest of the function's code, its constants and the values it closes over."""
-        call = self._resolved()
-        return hashlib.blake2b(_content(call).encode(), digest_size=16).hexdigest()
-
-    def _resolved(self) -> Function:
+    def resolved(self) -> Function:
+        """The function itself, imported if it was named."""
         if self.call is None:
             from fedveil.serialization.imports import imported
 
@@ -160,17 +154,6 @@ def target_of(text: str) -> Target:
     ('class', 'number')
     """
     return loss_named(text).target
-
-
-def _content(call: object) -> str:
-    """A function's code, constants, defaults and closure; of another object, its attributes."""
-    if not isinstance(call, types.FunctionType):
-        inner = getattr(call, "func", None)  # of a partial
-        kept = (getattr(call, name, None) for name in ("args", "keywords", "__dict__"))
-        return f"{type(call)} {list(kept)!r}{_content(inner) if inner else ''}"
-    code, cells = call.__code__, [cell.cell_contents for cell in call.__closure__ or ()]
-    inside = [_content(one) if callable(one) else repr(one) for one in cells]
-    return repr((code.co_code, code.co_names, code.co_consts, call.__defaults__, inside))
 
 
 def _arguments(text: str, inside: str | None) -> dict[str, Any]:

@@ -209,12 +209,12 @@ class _Walk:
         """A class, a function in any wrapping, or a module of the user's own."""
         if isinstance(value, type):
             yield path, id(value)
-            if _own(sys.modules.get(value.__module__)):
+            if not installed(value):
                 yield from self._class(path, value)
         elif isinstance(value, types.FunctionType):
             yield from self._function(path, value)
         elif isinstance(value, types.ModuleType):
-            if _own(value):
+            if not installed(value):
                 self._modules.append(value)
         else:
             inner = value.fget if isinstance(value, property) else value.__func__
@@ -251,7 +251,7 @@ class _Walk:
     def _class(self, path: str, kind: type) -> Iterator[tuple[str, object]]:
         """The state of a user's class shared by its objects, and what its `forward` uses."""
         for owner in kind.__mro__:
-            if _of_library(owner) or owner is object or id(owner) in self._classes:
+            if of_library(owner) or owner is object or id(owner) in self._classes:
                 continue
             self._classes.add(id(owner))
             for name, value in vars(owner).items():
@@ -262,7 +262,7 @@ class _Walk:
 
     def _function(self, path: str, function: types.FunctionType) -> Iterator[tuple[str, object]]:
         """The closure, defaults and attributes of a function, and the globals it names."""
-        if _of_library(function):
+        if of_library(function):
             return
         self._seen.add(id(function))
         for name, cell in zip(
@@ -273,7 +273,7 @@ class _Walk:
         yield from self.visit(f"{path}, defaults", function.__defaults__)
         yield from self.visit(f"{path}, defaults", function.__kwdefaults__)
         yield from self.visit(path, vars(function))
-        code = _Named.by(function.__code__)
+        code = Named.by(function.__code__)
         self._attributes |= code.attributes
         for name in code.variables:
             if name in function.__globals__:
@@ -299,7 +299,7 @@ class _Walk:
 
 
 @dataclass(frozen=True)
-class _Named:
+class Named:
     """The names in the code of a function and its inner functions."""
 
     variables: frozenset[str]  # outside the function
@@ -308,7 +308,7 @@ class _Named:
 
     @classmethod
     @functools.cache
-    def by(cls, code: types.CodeType) -> _Named:
+    def by(cls, code: types.CodeType) -> Named:
         """Found by kind of instruction."""
         seen = [(step.opname, step.argval) for step in _instructions(code)]
         return cls(
@@ -325,15 +325,25 @@ def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
             yield from _instructions(part)
 
 
-def _own(module: types.ModuleType | None) -> bool:
-    """Whether a module is a user's own file, and not of an installed package."""
-    if module is None or module.__name__.partition(".")[0] in LIBRARIES:
-        return False
-    return not (getattr(module, "__file__", None) or "").startswith(INSTALLED)
+def installed(thing: Any) -> bool:
+    """Whether a module, a class or a function is of an installed package, and not a user's own."""
+    module = thing if isinstance(thing, types.ModuleType) else sys.modules.get(module_of(thing))
+    file = getattr(module, "__file__", None) or ""
+    return of_library(thing) or file.startswith(INSTALLED)
 
 
-def _of_library(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "")).partition(".")[0] in LIBRARIES
+def of_library(thing: Any) -> bool:
+    """Whether it is of torch, NumPy, fedveil or Python."""
+    return module_of(thing).partition(".")[0] in LIBRARIES
+
+
+def module_of(thing: Any) -> str:
+    """The module that defines a thing; a function may wrap one of another module by name."""
+    if isinstance(thing, types.ModuleType):
+        return thing.__name__
+    if isinstance(thing, types.FunctionType):
+        return str(thing.__globals__.get("__name__", ""))
+    return str(getattr(thing, "__module__", ""))
 
 
 def _digest(tensor: Tensor) -> bytes | None:
@@ -351,7 +361,7 @@ def _state(value: Any) -> object:
         return value.get_state().numpy().tobytes()
     if isinstance(value, types.GeneratorType):
         return getattr(value.gi_frame, "f_lasti", None)
-    if isinstance(value, functools._lru_cache_wrapper) and not _of_library(value):
+    if isinstance(value, functools._lru_cache_wrapper) and not of_library(value):
         size: Any = value.cache_info()
         return size.misses, size.currsize
     if hasattr(value, "__dict__"):

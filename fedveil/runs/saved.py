@@ -214,10 +214,10 @@ class SavedRun:
             round = int(facts["round"])
         if facts.get("identity", "") != identity:
             raise UserError(
-                f"{path} belongs to another recipe, model or data, or was written by another "
-                "version of fedveil, so resuming would miscount the privacy already spent. Undo "
-                "the change to recipe.toml or the data, use the version that recipe.toml names, or "
-                "start a new run."
+                f"{path} belongs to another recipe, model or data, to private evaluations after "
+                "other rounds, or was written by another version of fedveil, so resuming would "
+                "miscount the privacy already spent. Undo the change, use the version that "
+                "recipe.toml names, or start a new run."
             )
         digest, memory = digest_of(tensors), self.file(memory_name(round))
         tensors = {OLD_NAMES.get(name, name): leaf for name, leaf in tensors.items()}

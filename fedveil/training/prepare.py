@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +17,12 @@ from fedveil.accounting.accountant import check_delta
 from fedveil.accounting.rounding import short
 from fedveil.data.columns import span
 from fedveil.data.encoding import TableEncoder
-from fedveil.data.federated import Federated
+from fedveil.data.federated import Examples, Federated
 from fedveil.data.origin import Origin
 from fedveil.engines.asking import expected_of
 from fedveil.engines.choose import EngineChoice, choose
 from fedveil.engines.devices import PlacedEngine, device_of, refuse_float64
-from fedveil.engines.isolation import made_up, refuse_memory
+from fedveil.engines.isolation import SCALES, made_up, refuse_memory, uniform
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task, alike_everywhere
@@ -31,8 +32,9 @@ from fedveil.ledger import charging
 from fedveil.loop import begin, rehearse
 from fedveil.models.catalog import build
 from fedveil.models.check import refuse_unfit
+from fedveil.models.contents import Contents, contents
 from fedveil.models.loss import Loss
-from fedveil.models.losses import LOSSES, Function, Own, as_loss, target_of
+from fedveil.models.losses import KINDS, LOSSES, Function, Own, as_loss, target_of
 from fedveil.models.side_effects import refuse_parameters_of_others
 from fedveil.parts.local import Local
 from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
@@ -44,8 +46,8 @@ from fedveil.recipe import Recipe
 from fedveil.serialization.codec import identified, readable
 from fedveil.training.metrics import Chosen, Metric, Score, chosen
 from fedveil.training.own_randomness import refuse_own_randomness
+from fedveil.training.private_evaluation import evaluated_rounds, planned_evaluation, released
 from fedveil.training.private_evaluation import identity as evaluated_on
-from fedveil.training.private_evaluation import planned_evaluation, released
 from fedveil.training.probe import probed
 from fedveil.training.run import Source, Training, local_work
 from fedveil.training.scoring import tried
@@ -112,7 +114,7 @@ def prepare(
         refuse_per_round(per_round)
         plan = planned_evaluation(
             private_evaluation, delta, recipe, data, task.loss_of_examples, scores,
-            math.ceil(rounds / every), patience,
+            evaluated_rounds(rounds, every), patience,
         )  # fmt: skip
         recipe = replace(recipe, evaluation=released(private_evaluation, delta, recipe))
     if patience is not None:
@@ -131,9 +133,10 @@ def prepare(
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
     refuse_own_randomness(recipe, x, data.clients, rounds)
     fingerprint = data.fingerprint()
+    facts = _model_facts(task, x, data, hidden=noise == "secure" or not recipe.private)
     identity = run_key(
-        seed, identified(readable(recipe)), rounds, _model_facts(task, x, data), fingerprint,
-        noise, delta, *_noise_of(data), *(() if plan is None else evaluated_on(plan, data)),
+        seed, identified(readable(recipe)), rounds, facts, fingerprint, noise, delta,
+        *_noise_of(data), *(() if plan is None else evaluated_on(plan, data)),
     )  # fmt: skip
     team.require_same(identity)
     spec = RunSpec(
@@ -309,7 +312,8 @@ def make_task(model: str | nn.Module, data: Federated, seed: int, loss: Loss | N
         module = _copied(model)
     refuse_unfit(module)
     refuse_parameters_of_others(module)
-    task = Task(module, data.loss, data.layout, loss)
+    own = isinstance(model, str) and ":" not in model
+    task = Task(module, data.loss, data.layout, loss, contents=None if own else contents(module))
     _check_fit(task, data)
     return task
 
@@ -361,26 +365,57 @@ def _noise_of(data: Federated) -> tuple[str, ...]:
     return (name,) if name else ()
 
 
-def _model_facts(task: Task, x: Tensor, data: Federated) -> str:
-    """What identifies the model and its loss. The task is on the CPU: keys are equal everywhere."""
-    return task.fingerprint(x, made_up(data, 1).inputs[0]) + _own_loss(task, x, data)
+def _model_facts(task: Task, x: Tensor, data: Federated, hidden: bool) -> str:
+    """What identifies the model and its loss. The task is on the CPU: keys are equal everywhere.
 
-
-def _own_loss(task: Task, x: Tensor, data: Federated) -> str:
-    """Identifies a user's own loss by its code and its values; empty for a stock loss.
-
-    It is part of the key of the noise, because two different releases must not share noise.
+    It is part of the key of the noise, because two different releases must not share noise. Models
+    and losses of fedveil need no code and no probes, so that runs of earlier versions are resumed.
+    With `hidden` noise, which no two runs share, contents that cannot be read are accepted.
     """
-    loss = task.loss_of_examples
-    if not isinstance(loss, Own):
-        return ""
-    few = made_up(data, 8, 1.0)
+    facts, loss = task.fingerprint(x, made_up(data, 1).inputs[0]), task.loss_of_examples
+    if task.contents is not None:
+        name = f"model {type(task.module).__name__}"
+        facts += f"{_read(name, task.contents, hidden)} {_probed(Task.answers, task, x, data)}"
+    if type(loss) not in KINDS.values() or isinstance(loss, Own):
+        known = contents(loss.resolved() if isinstance(loss, Own) else loss)
+        facts += f"{loss} {_read(f'loss {loss}', known, hidden)} "
+        facts += _probed(_losses, task, x, data)
+    return facts
 
-    @torch.no_grad()
-    def values(task: Task) -> list[Tensor]:
-        return [loss(task.outputs(task.at(x + 0.1), few.inputs[:]), few.labels[:])]
 
-    return f"{loss} {loss.code()} {alike_everywhere(values, task).hex()}"
+def _read(name: str, known: Contents, hidden: bool) -> str:
+    """The digest of a model's or a loss's contents, if it has all of them."""
+    if known.unread and not hidden:
+        raise UserError(
+            f"The {name} uses {known.unread[0]}, whose contents cannot be read, so two that differ "
+            "only there would be trained with the same seeded noise. Remove it from the code, or "
+            "use noise='secure'."
+        )
+    return known.digest
+
+
+def _losses(task: Task, x: Tensor, examples: Examples) -> list[Tensor]:
+    with torch.no_grad():
+        outputs = task.outputs(task.at(x), examples.inputs[:])
+        return [task.loss_of_examples(outputs, examples.labels[:])]
+
+
+def _probed(
+    answers: Callable[[Task, Tensor, Examples], list[Tensor]],
+    task: Task,
+    x: Tensor,
+    data: Federated,
+) -> str:
+    """What a task answers beside x to synthetic examples of several scales."""
+    beside = x + 0.1 * torch.rand(len(x), generator=torch.Generator().manual_seed(1))
+    crowd = [uniform(data, 4, scale) for scale in SCALES]
+    try:
+        found = alike_everywhere(
+            lambda one: [part for few in crowd for part in answers(one, beside, few)], task
+        )
+    except Exception as problem:  # a user's own module may raise anything
+        return type(problem).__name__
+    return hashlib.sha256(found).hexdigest()
 
 
 @torch.no_grad()

@@ -63,7 +63,7 @@ class EvaluationPlan:
 
     epsilon: float  # of all evaluations, by themselves
     whole: float  # their precision together
-    evaluations: int  # planned, with the final one
+    rounds: tuple[int, ...]  # after which models are evaluated; after the last one, finally
     metric: str  # the main one
     tables: tuple[str, ...]  # of the final evaluation
     loss_limit: float  # larger losses count as this
@@ -71,7 +71,7 @@ class EvaluationPlan:
 
     def precision(self, final: bool) -> float:
         """The share of one evaluation."""
-        others = self.evaluations - 1
+        others = len(self.rounds) - 1
         if not others:
             return self.whole
         return FINAL * self.whole if final else (1 - FINAL) * self.whole / others
@@ -86,6 +86,15 @@ class EvaluationPlan:
         parts = {table: MAIN if table == main else 1.0 for table in kept}
         each = self.precision(final) / sum(parts.values())
         return {table: part * each for table, part in parts.items()}
+
+
+def evaluated_rounds(rounds: int, every: int) -> tuple[int, ...]:
+    """The rounds after which a run is evaluated.
+
+    >>> evaluated_rounds(10, 4)
+    (4, 8, 10)
+    """
+    return tuple(sorted({*range(every, rounds, every), rounds}))
 
 
 def released(epsilon: float, delta: float, recipe: Recipe) -> Statistics:
@@ -105,7 +114,7 @@ def planned_evaluation(
     data: Federated,
     loss: Loss,
     metrics: Chosen,
-    evaluations: int,
+    rounds: tuple[int, ...],
     patience: int | None = None,
 ) -> EvaluationPlan:
     """The plan of a run's evaluations, after refusing what cannot be evaluated privately."""
@@ -127,7 +136,7 @@ def planned_evaluation(
     tables = tuple(table for table in tables if table not in ASKED or table == TABLES[main])
     limit = loss_limit(loss, data)
     whole = released(epsilon, delta, recipe).ratio ** -2
-    return EvaluationPlan(epsilon, whole, evaluations, main, tables, limit, patience)
+    return EvaluationPlan(epsilon, whole, rounds, main, tables, limit, patience)
 
 
 def refuse_unfit(recipe: Recipe) -> None:

@@ -17,6 +17,7 @@ from fedveil.engines.choose import choose
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
+from fedveil.errors import UserError
 from fedveil.ledger import charging
 from fedveil.ledger.charging import Charge, Enrolment, Trace
 from fedveil.ledger.session import Session
@@ -157,6 +158,7 @@ class Training:
 
     def step(self) -> Record:
         """Reserve a round in the ledger, train it, publish it, and commit it."""
+        self._refuse_finished()
         enrolment = self.progress.enrolment or self.enrol()
         started, round = time.perf_counter(), self.state.round
         self._require_accounted()
@@ -175,6 +177,14 @@ class Training:
         """Refuse a round whose bound, if it adapts, is not covered by what is accounted."""
         bound = bound_of(self.recipe, self.state)
         require_accounted(self.recipe, bound, *self.spec.size, self.spec.answers)
+
+    def _refuse_finished(self) -> None:
+        """Refuse rounds and evaluations that the plan, and so the guarantee, does not have."""
+        if self.finished:
+            raise UserError(
+                f"The run has ended after {self.state.round} rounds, and its guarantee covers no "
+                "more. Start a new run with more rounds, or with more patience."
+            )
 
     def play(self) -> tuple[State, Info]:
         """Compute this process's part of one round."""
@@ -245,7 +255,7 @@ class Training:
     def _evaluated_privately(self, record: Record, plan: EvaluationPlan) -> Record:
         """Noisy results, if a crash has not used up their share: none is drawn a second time."""
         done, final = record.round, record.round == self.rounds
-        if not self._unspent(plan, done, final):
+        if not self._unspent(plan, final):
             return record
         found = self.progress.evaluation = self._evaluation(plan, done, final)
         main = found.main
@@ -256,7 +266,7 @@ class Training:
         record = replace(
             record, loss=loss, accuracy=accuracy, metric=other, metric_low=low, metric_high=high
         )
-        if not final and self._stale([*self.records, record]) and self._unspent(plan, done, True):
+        if not final and self._stale([*self.records, record]) and self._unspent(plan, final=True):
             self.progress.evaluation = self._evaluation(plan, done, final=True)
         return record
 
@@ -266,7 +276,7 @@ class Training:
             self.engine.name != "loop" and can_map(self.task, self.data),
         )  # fmt: skip
 
-    def _unspent(self, plan: EvaluationPlan, done: int, final: bool) -> bool:
+    def _unspent(self, plan: EvaluationPlan, final: bool) -> bool:
         """Whether lost rounds left the share of this evaluation."""
         if self.session is None:
             return True
@@ -278,7 +288,8 @@ class Training:
 
         if final:  # with patience, any lost evaluation may have been followed by the final one
             return not (drawn(last=True) or (plan.patience and drawn(last=False)))
-        return drawn(last=False) + done // self.spec.evaluate_every < plan.evaluations
+        known = sum(record.loss is not None for record in self.records)
+        return drawn(last=False) + known + 1 < len(plan.rounds)
 
     def _metric(self) -> float | None:
         """The chosen metric on the test examples; None if accuracy and loss are enough."""
@@ -289,7 +300,7 @@ class Training:
 
     def evaluates(self, done: int) -> bool:
         """Whether the model is evaluated after this many rounds."""
-        return done % self.spec.evaluate_every == 0 or done == self.rounds
+        return done in self.spec.evaluated
 
     def _planned_epsilon(self) -> float:
         """The ε of the guarantee, computed again only after more rounds were lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from fedveil.engines.task import Task
@@ -11,7 +12,7 @@ from fedveil.ledger.charging import Terms
 from fedveil.privacy.statement import Setting
 from fedveil.serialization.codec import to_plain
 from fedveil.training.metrics import CLASSES, Chosen
-from fedveil.training.private_evaluation import EvaluationPlan
+from fedveil.training.private_evaluation import EvaluationPlan, evaluated_rounds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -36,6 +37,11 @@ class RunSpec(Terms):
     def allowed(self) -> float | None:
         """The ε of the run's own budget, if it has one."""
         return None if self.budget is None else self.budget.epsilon
+
+    @cached_property
+    def evaluated(self) -> frozenset[int]:
+        """The rounds after which the model is evaluated."""
+        return frozenset(evaluated_rounds(self.rounds, self.evaluate_every))
 
     @property
     def _metric(self) -> str | None:

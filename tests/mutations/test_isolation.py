@@ -45,11 +45,14 @@ def check_isolation() -> None:
 
 
 def check_refused(kind: str) -> None:
-    """A module that keeps something is refused before it sees data."""
+    """A module that keeps something is refused before it sees data.
+
+    Also with secret noise, whose key accepts what cannot be read, such as a coroutine.
+    """
     module = Mixing(STATEFUL[kind]())
     module.linear.stats = torch.zeros(2)
     try:
-        preparing.prepare(RECIPE, people(), module, 2, engine="loop")
+        preparing.prepare(RECIPE, people(), module, 2, engine="loop", noise="secure")
     except UserError:
         return
     raise AssertionError(f"a module with {kind} was accepted")

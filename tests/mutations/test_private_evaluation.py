@@ -12,7 +12,7 @@ from fedveil.aggregates import desk, outcomes
 from fedveil.aggregates.allowance import Allowance
 from fedveil.errors import UserError
 from fedveil.training import prepare, private_evaluation, run
-from tests.mutations.making import Mutation, line, mutate, named, require_caught
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
 from tests.unit.aggregates import test_outcomes
 from tests.unit.training import test_private_evaluation as tested
 
@@ -82,6 +82,20 @@ def check_noise() -> None:
 def without_labels(patch: pytest.MonkeyPatch) -> None:
     mutate(patch, private_evaluation, "identity", ("digest(test.labels), ", ""))
     patch.setattr(prepare, "evaluated_on", private_evaluation.identity)
+
+
+def with_the_number_of_evaluations(patch: pytest.MonkeyPatch) -> None:
+    counted = "str(plan).replace(str(plan.rounds), str(len(plan.rounds)))"
+    mutate(patch, private_evaluation, "identity", ("str(plan)", counted))
+    patch.setattr(prepare, "evaluated_on", private_evaluation.identity)
+
+
+def check_beyond() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            tested.test_nothing_is_trained_or_evaluated_beyond_the_plan(patch)
+        except pytest.fail.Exception as failure:
+            raise AssertionError(failure.msg) from None
 
 
 def without_plan(patch: pytest.MonkeyPatch) -> None:
@@ -195,6 +209,18 @@ MUTATIONS = [
         without_plan,
         "different releases share no noise",
         check_noise,
+    ),
+    Mutation(
+        "a key with the number of evaluations, and not their rounds",
+        with_the_number_of_evaluations,
+        "different releases share no noise",
+        check_noise,
+    ),
+    Mutation(
+        "rounds beyond the plan",
+        returning(run.Training, "_refuse_finished", lambda training: None),
+        "nothing is released beyond the plan",
+        check_beyond,
     ),
 ]  # fmt: skip
 

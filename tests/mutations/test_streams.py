@@ -8,12 +8,17 @@ import numpy as np
 import pytest
 
 from fedveil import loop
+from fedveil.models import contents
 from fedveil.random import samplers, streams
 from fedveil.testing.recipes import check_streams
+from fedveil.training import prepare
 from tests.contracts.examples import PRIVATE
 from tests.mutations.making import Mutation, line, mutate, named, require_caught
 from tests.statistics.random import test_samplers as drawn
+from tests.unit.models import test_contents as held
+from tests.unit.models import test_losses as losses
 from tests.unit.random import test_streams as keyed
+from tests.unit.training import test_prepared as prepared
 
 
 def streams_of(name: str) -> Callable[[], None]:
@@ -46,7 +51,57 @@ def unseparated(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(keyed, "run_key", streams.run_key)  # which the guard knows by name
 
 
+def patched(test: Callable[[pytest.MonkeyPatch], None]) -> Callable[[], None]:
+    """A test that changes globals, as a guard."""
+
+    def check() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            test(patch)
+
+    return check
+
+
+def check_unread() -> None:
+    try:
+        prepared.test_a_model_that_cannot_be_read_does_not_get_seeded_noise()
+    except pytest.fail.Exception as failure:
+        raise AssertionError(failure.msg) from None
+
+
 MUTATIONS = [
+    Mutation(
+        "a user's module by its text and its outputs only",
+        line(prepare, "make_task", ("None if own else contents(module)", "None")),
+        "test_models_that_differ_in_an_attribute_do_not_share_noise",
+        prepared.test_models_that_differ_in_an_attribute_do_not_share_noise,
+    ),
+    Mutation(
+        "a loss without what it refers to",
+        line(prepare, "_model_facts", ("type(loss) not in KINDS.values() or isinstance(loss, Own)",
+                                       "False")),
+        "test_losses_that_differ_in_what_they_refer_to_do_not_share_noise",
+        patched(losses.test_losses_that_differ_in_what_they_refer_to_do_not_share_noise),
+    ),
+    Mutation(
+        "code without the globals that it names",
+        line(contents._Reader, "_function", ("sorted(named.variables &", "sorted(set() &")),
+        "test_values_that_code_names_belong_to_it",
+        patched(held.test_values_that_code_names_belong_to_it),
+    ),
+    Mutation(
+        "the first of two references only",
+        line(contents._Reader, "read", ("self._write(str(self._places[id(value)]))", "pass")),
+        "which of two equal objects",
+        lambda: held.test_modules_that_differ_have_other_contents_and_equal_ones_the_same(
+            "which of two equal objects"
+        ),
+    ),
+    Mutation(
+        "seeded noise for a module that cannot be read",
+        line(prepare, "_read", ("known.unread and not hidden", "False")),
+        "test_a_model_that_cannot_be_read_does_not_get_seeded_noise",
+        check_unread,
+    ),
     Mutation(
         "long noise repeats its first block",
         line(samplers, "normals", ("own.jumped(block)", "own.jumped(0)")),
@@ -86,7 +141,7 @@ MUTATIONS = [
         "check_streams",
         streams_of("dp_norm_fedavg_secagg"),
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=named)

@@ -29,6 +29,7 @@ from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine, Group
 from fedveil.errors import UserError
 from fedveil.loop import begin
+from fedveil.models.side_effects import Footprint
 from fedveil.parts.local import SGD
 from fedveil.parts.schedule import Constant
 from fedveil.recipe import Recipe
@@ -460,6 +461,22 @@ def test_evaluation_leaves_the_released_model_as_it_is() -> None:
     before = run.state.x.clone()
     run.task.evaluate(run.state.x, data.test)
     assert torch.equal(run.state.x, before)
+
+
+def test_state_of_a_function_with_a_name_of_torch_s_is_found() -> None:
+    """A wrapper takes over the module that the wrapped function names."""
+    kept: list[Tensor] = []
+
+    @functools.wraps(F.relu)
+    def keeping(module: Mixing, x: Tensor) -> Tensor:
+        kept.append(x.detach())
+        return x
+
+    module = Mixing(keeping)
+    before = Footprint.of(module)
+    module(torch.ones(2, FEATURES))
+    with pytest.raises(UserError, match="variable kept"):
+        before.refuse_change(module, Footprint.of(module))
 
 
 class Shared(nn.Linear):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError
 from fedveil.models.catalog import build
-from fedveil.models.loss import Loss
+from fedveil.models.loss import Huber, Loss
 from fedveil.models.losses import LOSSES, Own, as_loss, correct, loss_named, target_of
 from fedveil.parts.local import SGD
 from fedveil.parts.schedule import Constant
@@ -196,6 +197,48 @@ def test_two_losses_of_the_same_name_do_not_share_noise() -> None:
         for delta in (1, 2)
     ]
     assert huber[0] != huber[1]
+
+
+CAP = 50.0
+
+
+def capped(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.reshape(targets.shape) - targets).square().clamp(max=CAP)
+
+
+class Robust:
+    """A loss that is a method of an object."""
+
+    def __init__(self, cap: float) -> None:
+        self.cap = cap
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs.reshape(targets.shape) - targets).square().clamp(max=self.cap)
+
+
+class Doubled(Huber):
+    """It has the name of a stock loss and another formula."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().__call__(outputs, targets)
+
+
+def key_of(loss: Any) -> str:
+    return prepare(
+        algorithms.fedavg(), people("number"), "linear", rounds=1, loss=loss
+    ).spec.identity
+
+
+def test_losses_that_differ_in_what_they_refer_to_do_not_share_noise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Globals, the object of a method, the formula of a subclass."""
+    assert key_of(Robust(50.0).loss) == key_of(Robust(50.0).loss)
+    assert key_of(Robust(50.0).loss) != key_of(Robust(100.0).loss)
+    assert key_of(Huber()) == key_of("huber") != key_of(Doubled())
+    before = key_of(capped)
+    monkeypatch.setitem(globals(), "CAP", 100.0)
+    assert key_of(capped) != before
 
 
 @pytest.mark.parametrize(

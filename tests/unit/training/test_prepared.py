@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 
 from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
+from fedveil.engines.isolation import SCALES, uniform
+from fedveil.engines.task import Task, alike_everywhere
 from fedveil.errors import UserError
 from fedveil.runs.directory import saving
 from fedveil.training.prepare import prepare
 from fedveil.training.settings import DataSettings, Settings, from_settings
 from fedveil.training.sources import load_for
-from fedveil.training.start import finish, start
+from fedveil.training.start import finish, resume, start
 from tests.unit.data.test_learning import visits
 
 
@@ -143,3 +146,98 @@ def test_one_output_per_class_or_target_fits(target: str, module: nn.Module, los
 def test_a_faulty_loss_is_named_and_not_the_model() -> None:
     with pytest.raises(UserError, match=r"The loss .*:bad_loss raised TypeError .*in this order"):
         prepare(algorithms.fedavg(), ALL["class"], rounds=1, loss=bad_loss)  # type: ignore[arg-type]
+
+
+class Clamped(nn.Module):
+    """Two modules of it have the same text, parameters and outputs for small inputs."""
+
+    def __init__(self, limit: float = 3.0) -> None:
+        super().__init__()
+        self.limit, self.shapes = limit, set[int]()
+        self.layer = nn.Linear(2, 2)
+        nn.init.ones_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shapes.add(x.shape[-1])  # a cache that depends on shapes only
+        return self.layer(x.clamp(-self.limit, self.limit))
+
+
+def key_of(model: Any, noise: Any = "seeded", multiplier: float | None = 3.0) -> str:
+    recipe = algorithms.dp_fedavg(clip=1.0, noise_multiplier=multiplier)
+    if multiplier is None:
+        recipe = algorithms.fedavg()
+    return prepare(recipe, small(), model, rounds=2, noise=noise, delta=1e-5).spec.identity
+
+
+def test_models_that_differ_in_an_attribute_do_not_share_noise() -> None:
+    """Their text, their parameters and their answers to inputs of ones are equal."""
+    assert key_of(Clamped()) == key_of(Clamped())
+    assert key_of(Clamped(3.0)) != key_of(Clamped(5.0))
+
+
+def test_the_key_of_a_named_model_stays_what_it_was() -> None:
+    """So that runs of earlier versions are resumed."""
+    assert key_of("softmax") == "9d990a86c4b751d08facd02c809b0870"
+
+
+def test_a_run_is_not_resumed_with_another_attribute(tmp_path: Path) -> None:
+    def training(limit: float) -> Any:
+        recipe = algorithms.dp_fedavg(clip=1.0, noise_multiplier=3.0)
+        return prepare(recipe, small(), Clamped(limit), rounds=2)
+
+    begun = start(training(3.0), tmp_path / "run")
+    begun.close()
+    with pytest.raises(UserError, match="another recipe, model or data"):
+        resume(training(5.0), tmp_path / "run")
+    resume(training(3.0), tmp_path / "run").close()
+
+
+def counting() -> Iterator[float]:
+    yield 1.0
+
+
+SOURCE = counting()
+
+
+class Unreadable(Clamped):
+    def helper(self) -> float:
+        return next(SOURCE)
+
+
+def test_a_model_that_cannot_be_read_does_not_get_seeded_noise() -> None:
+    with pytest.raises(UserError, match=r"Unreadable uses 'helper\.SOURCE' \(generator\)"):
+        key_of(Unreadable())
+    assert key_of(Unreadable(), "secure") == key_of(Unreadable(), "secure")
+    assert key_of(Unreadable(), multiplier=None)
+
+
+class Straight(Clamped):
+    """The outputs of `Clamped`, and other gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = super().forward(x)
+        return found + (found - found.detach())
+
+
+def test_probes_see_gradients_and_large_inputs() -> None:
+    """Also of modules whose code says nothing, such as those of a compiler."""
+
+    def answers(module: nn.Module) -> list[bytes]:
+        task = Task(module, "cross_entropy")
+        x, few = torch.linspace(-1, 1, task.dim), [uniform(small(), 4, scale) for scale in SCALES]
+        return [alike_everywhere(lambda one, f=f: one.answers(x, f), task) for f in few]
+
+    plain = answers(Clamped())
+    assert plain == answers(Clamped())
+    assert all(a != b for a, b in zip(plain, answers(Straight()), strict=True))
+    near, far = answers(Clamped(5.0))
+    assert near == plain[0]
+    assert far != plain[1]
+
+
+def test_probes_have_numbers_that_every_processor_draws() -> None:
+    """Uniform ones on the grid of float32, and not normal ones, which use logarithms."""
+    found = uniform(small(), 4, 1.0).inputs[:]
+    assert bool((found * 2**24 == (found * 2**24).round()).all())
+    assert 0.5 < float(found.abs().max()) < 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
@@ -24,7 +25,10 @@ from fedveil.data.federated import Examples, Federated
 from fedveil.data.origin import Origin
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
+from fedveil.ledger.ledger import Account, open_ledger
+from fedveil.ledger.session import BudgetError
 from fedveil.parts.cohort import Cohort, Everyone, FixedSize, Poisson
+from fedveil.privacy.calibrate import Budget
 from fedveil.runs.listing import listed
 from fedveil.training import private_evaluation, run, scoring
 from fedveil.training.checkpoint import write_round
@@ -108,7 +112,7 @@ def test_all_evaluations_together_have_their_epsilon() -> None:
         plan = training.spec.evaluation
         assert plan is not None
         done = [k for k in range(1, rounds + 1) if training.evaluates(k)]
-        assert plan.evaluations == len(done)
+        assert plan.rounds == tuple(done)
         spent = sum(sum(plan.tables_of(k == rounds).values()) for k in done)
         assert spent == pytest.approx(plan.whole)
         event = training.recipe.evaluation
@@ -308,6 +312,7 @@ def test_different_releases_never_share_noise() -> None:
         (flipped, {}),
         (dealt, {}),
         (data, {"evaluate_every": 2}),
+        (data, {"evaluate_every": 3}),  # as many evaluations, of other models
         (data, {"metric": "auc"}),
         (data, {"private_evaluation": 4.0}),
         (data, {"private_evaluation": None}),
@@ -332,6 +337,66 @@ def test_a_resumed_seeded_run_has_the_same_results(tmp_path: Path) -> None:
     assert result.evaluation == whole.evaluation
     again = finish(resume(_prepared(), tmp_path / "run"))
     assert again.evaluation == whole.evaluation
+
+
+def test_exact_evaluations_after_other_rounds_are_the_same_run() -> None:
+    """They draw nothing, so a run may be resumed with another interval."""
+    keys = {_prepared(private_evaluation=None, evaluate_every=k).spec.identity for k in (1, 2, 3)}
+    assert len(keys) == 1
+
+
+def test_intervals_that_evaluate_after_the_same_rounds_are_one_run() -> None:
+    assert _prepared(evaluate_every=4).spec.identity == _prepared(evaluate_every=9).spec.identity
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+def test_a_run_is_not_resumed_with_evaluations_after_other_rounds(
+    noise: str, tmp_path: Path
+) -> None:
+    """Two intervals with as many evaluations would together draw more than the plan has."""
+    options = {**LOUD, "noise": noise, "rounds": 10, "checkpoint_every": 1}
+    begun = start(_prepared(**options, evaluate_every=5), tmp_path / "run")
+    write_round(begun, begun.step())
+    begun.close()
+    with pytest.raises(UserError, match="private evaluations after other rounds"):
+        resume(_prepared(**options, evaluate_every=6), tmp_path / "run")
+    resumed = resume(_prepared(**options, evaluate_every=5), tmp_path / "run")
+    assert resumed.state.round == 1
+    resumed.close()
+
+
+def test_evaluations_under_a_budget_are_charged_by_their_rounds(tmp_path: Path) -> None:
+    """A run is repeated for free only if it evaluates the same models."""
+    ledger, data = tmp_path / "ledger.sqlite", population()
+    options = {**LOUD, "rounds": 10, "delta": 1e-5, "ledger": ledger}
+    plan = prepare(data=data, private_evaluation=5.0, **_without(options, "ledger"))
+    with contextlib.closing(open_ledger(ledger)) as books:
+        account = Account.of(data, None, "client")
+        budget = Budget(plan.guarantee().epsilon * 1.01, 1e-5)
+        books.grant(account, "models", budget, data.name, data.contents())
+    for name in ("first", "again"):
+        trained(data, **options, evaluate_every=5, save=tmp_path / name)
+    with pytest.raises(BudgetError, match="was not run"):
+        trained(data, **options, evaluate_every=6, save=tmp_path / "other")
+
+
+def _without(options: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key != name}
+
+
+def test_nothing_is_trained_or_evaluated_beyond_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round more, and after an early stop a second final evaluation, would not be charged."""
+    training = _prepared(**LOUD, rounds=2)
+    training.step()
+    training.step()
+    with pytest.raises(UserError, match="ended after 2 rounds"):
+        training.step()
+    stopping = _prepared(**LOUD, rounds=8, evaluate_every=1, patience=1)
+    monkeypatch.setattr(run.Training, "_stale", lambda run, records: len(records) > 1)
+    stopping.step()
+    stopping.step()
+    with pytest.raises(UserError, match="more patience"):
+        stopping.step()
 
 
 def _prepared(**options: Any) -> run.Training:
@@ -512,7 +577,9 @@ def test_numbers_of_a_declared_range_are_evaluated(metric: str, tmp_path: Path) 
 
 
 def test_a_plan_gives_half_to_the_final_evaluation() -> None:
-    plan = EvaluationPlan(1.0, 0.07, 5, "auc", ("accuracy", "loss", "classes", "scores"), 1.4)
+    plan = EvaluationPlan(
+        1.0, 0.07, (2, 4, 6, 8, 10), "auc", ("accuracy", "loss", "classes", "scores"), 1.4
+    )
     whole = plan.whole
     assert plan.precision(final=True) == pytest.approx(whole / 2)
     assert plan.precision(final=False) == pytest.approx(whole / 8)

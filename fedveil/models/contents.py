@@ -1,0 +1,341 @@
+"""Reads what decides the function of a user's module or loss, for the key of a run's noise.
+
+Two runs with one key add the same noise, so the key must differ wherever their sums may. `contents`
+reads everything that an object holds and its code refers to: attributes, buffers, closures,
+defaults, and global variables, as values and not as addresses, so that the digest is the same in
+every process. Functions and classes of installed packages are read by their names and files, those
+of torch, NumPy, fedveil and Python by their names.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import hashlib
+import random
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock, RLock
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedveil.models.side_effects import SCALARS, Named, installed, module_of, of_library
+
+ALIKE = (  # what they hold decides no function: drawing from the first is refused
+    *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
+    *(np.random.BitGenerator, type(Lock()), type(RLock()), torch.library.Library),
+)
+NAMED = (  # functions that are not written in Python
+    *(types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType),
+    *(types.MemberDescriptorType, types.GetSetDescriptorType, types.ClassMethodDescriptorType),
+    *(types.MethodWrapperType, np.ufunc),
+)
+OF_PYTHON = frozenset({  # attributes of a class that Python makes, and annotations
+    "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    "__conditional_annotations__", "__orig_bases__", "__parameters__", "__dict__", "__weakref__",
+    "__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl",
+})  # fmt: skip
+OPERATIONS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+HASHES = ("_original_object_hash",)  # of transformers: of texts, other ones in every process
+HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # of torch, numbered as they come
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A digest of what an object holds, and the places of what cannot be read."""
+
+    digest: str
+    unread: tuple[str, ...]
+
+
+def contents(value: object) -> Contents:
+    """What decides the function of an object, equal for equal ones in every process.
+
+    >>> contents(functools.partial(pow, 2)) == contents(functools.partial(pow, 2))
+    True
+    >>> contents(functools.partial(pow, 2)) == contents(functools.partial(pow, 3))
+    False
+    """
+    reader = _Reader({})
+    reader.everything(value)
+    return reader.found()
+
+
+class _Reader:
+    """Reads every object once; a second reference is written as the place of the first."""
+
+    def __init__(self, places: dict[int, int]) -> None:
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._places = places
+        self._kept: list[object] = []  # keeps objects alive: no id is reused
+        self._unread: list[str] = []
+        self._path: list[str] = []
+        self._modules: list[types.ModuleType] = []  # of the user's own code
+        self._attributes: set[str] = set()  # that the code names, of whatever object
+
+    def found(self) -> Contents:
+        return Contents(self._hash.hexdigest(), tuple(self._unread))
+
+    def everything(self, start: object) -> None:
+        """An object, and the attributes of the user's modules that any code names."""
+        self.read(start)
+        done: set[tuple[int, str]] = set()
+        while named := self._in_modules() - done:
+            done |= named
+            for place, name in sorted(named):
+                self._entry(name, vars(self._modules[place])[name])
+
+    def _in_modules(self) -> set[tuple[int, str]]:
+        return {
+            (place, name)
+            for place, module in enumerate(self._modules)
+            for name in self._attributes & vars(module).keys()
+        }
+
+    def read(self, value: Any) -> None:
+        """Add a value and everything it holds."""
+        kind = type(value)
+        self._write(_name(kind))
+        if kind in SCALARS:
+            self._write(repr(value))
+        elif kind is tuple:  # has no identity: equal constants may be one object
+            self._items(value)
+        elif isinstance(value, set | frozenset):
+            self._set(value)
+        elif id(value) in self._places:
+            self._write(str(self._places[id(value)]))
+        else:
+            self._places[id(value)] = len(self._places)
+            self._kept.append(value)
+            self._first(value)
+
+    def _first(self, value: Any) -> None:
+        """A value that was not read before."""
+        if isinstance(value, Tensor | np.ndarray):
+            self._numbers(value)
+        elif isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            self._write(value.save_to_buffer({}))
+        elif isinstance(value, nn.Module):
+            self._module(value)
+        elif isinstance(value, Mapping | list | tuple | deque):
+            self._container(value)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.ModuleType):
+            self._write(value.__name__)
+            if not installed(value):
+                self._modules.append(value)
+        elif not isinstance(value, ALIKE):
+            self._wrapped_or_other(value)
+
+    def _wrapped_or_other(self, value: Any) -> None:
+        """Another object; of wrappers around functions and objects, what they wrap."""
+        if isinstance(value, OPERATIONS):
+            self._write(str(value))
+        elif isinstance(value, NAMED):
+            self._write(f"{getattr(value, '__module__', '')}.{_qualname(value)}")
+            owner = getattr(value, "__self__", None)
+            if not isinstance(owner, types.ModuleType):
+                self.read(owner)
+        elif isinstance(value, types.MethodType | classmethod | staticmethod):
+            self.read(value.__func__)
+            self.read(getattr(value, "__self__", None))
+        elif isinstance(value, property):
+            self._items((value.fget, value.fset, value.fdel))
+        elif isinstance(value, functools.cached_property):
+            self.read(value.func)
+        elif isinstance(value, weakref.ref):
+            self.read(value())
+        elif isinstance(value, types.CellType):
+            self._cell(value)
+        else:
+            self._other(value)
+
+    def _entry(self, name: str, value: object) -> None:
+        self._write(name)
+        if name not in HASHES:
+            self._path.append(name)
+            self.read(value)
+            self._path.pop()
+
+    def _items(self, values: Any) -> None:
+        self._write(str(len(values)))
+        for value in values:
+            self.read(value)
+
+    def _set(self, values: Any) -> None:
+        """The items in the order of their digests: that of a set is another in every process."""
+        found = []
+        for value in values:
+            reader = _Reader(dict(self._places))
+            reader.everything(value)
+            found.append(reader.found())
+        self._items(tuple(sorted(one.digest for one in found)))
+        self._unread += sorted(place for one in found for place in one.unread)
+
+    def _container(self, values: Any) -> None:
+        self.read(type(values))
+        if isinstance(values, Mapping):
+            self._write(str(len(values)))
+            for key, value in values.items():
+                self.read(key)
+                self._entry(str(key) if type(key) in SCALARS else "", value)
+        else:
+            self._items(values)
+        for name, value in _attributes(values):
+            self._entry(name, value)
+
+    def _numbers(self, value: Tensor | np.ndarray) -> None:
+        """The type, the shape and every bit."""
+        self._write(f"{value.dtype} {tuple(value.shape)}")
+        if isinstance(value, np.ndarray):
+            if value.dtype.hasobject:
+                self._items(value.reshape(-1).tolist())
+            else:
+                self._write(value.tobytes())
+            return
+        try:
+            plain = value.detach() if value.layout is torch.strided else value.detach().to_dense()
+            flat = plain.cpu().contiguous().resolve_conj().resolve_neg().reshape(-1)
+            self._write(flat.view(torch.uint8).numpy().data)
+        except (RuntimeError, NotImplementedError):  # it has no numbers, or none to be seen
+            self._opaque(value)
+
+    def _module(self, module: nn.Module) -> None:
+        self.read(type(module))
+        for name, value in vars(module).items():
+            if name.endswith(HOOKS) and isinstance(value, Mapping):
+                self._entry(name, tuple(value.values()))
+            elif not (isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")):
+                self._entry(name, value)
+
+    def _class(self, kind: type) -> None:
+        """By its name; the user's own also by everything that it defines."""
+        self._write(_name(kind))
+        if installed(kind):
+            self._write(_source(kind))
+            return
+        self._items(kind.__bases__)
+        for name, value in vars(kind).items():
+            if name not in OF_PYTHON:
+                self._entry(name, value)
+
+    def _function(self, function: types.FunctionType) -> None:
+        """By name, closure and defaults; the user's own also by code and the globals it names."""
+        self._write(f"{function.__globals__.get('__name__')}.{function.__qualname__}")
+        self._items(function.__closure__ or ())
+        self.read(function.__defaults__)
+        self.read(function.__kwdefaults__)
+        if installed(function):
+            self._write(_source(function))
+            return
+        self.read(vars(function))
+        self._code(function.__code__)
+        named = Named.by(function.__code__)
+        self._attributes |= named.attributes
+        for name in sorted(named.variables & function.__globals__.keys()):
+            self._entry(name, function.__globals__[name])
+        for name in sorted(named.imports & sys.modules.keys()):
+            self._entry(name, sys.modules[name])
+
+    def _code(self, code: types.CodeType) -> None:
+        names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+        self._write(code.co_code)
+        self._write(code.co_exceptiontable)
+        self._write(repr((names, counts)))
+        for constant in code.co_consts:
+            if isinstance(constant, types.CodeType):
+                self._code(constant)
+            else:
+                self.read(constant)
+
+    def _cell(self, cell: types.CellType) -> None:
+        try:
+            self.read(cell.cell_contents)
+        except ValueError:  # the cell is empty
+            self._write("empty")
+
+    def _other(self, value: Any) -> None:
+        """By its attributes and as it would be pickled."""
+        self.read(type(value))
+        attributes = [] if installed(type(value)) else list(_attributes(value))
+        for name, held in attributes:
+            self._entry(name, held)
+        parts = _pickled(value)
+        if parts is not None:
+            self._items(parts)
+        elif not attributes:
+            self._hidden(value)
+
+    def _hidden(self, value: Any) -> None:
+        """An object that cannot be pickled, by its attributes."""
+        attributes = list(_attributes(value))
+        for name, held in attributes:
+            self._entry(name, held)
+        if not attributes:
+            self._opaque(value)
+
+    def _opaque(self, value: object) -> None:
+        self._unread.append(f"'{'.'.join(filter(None, self._path))}' ({type(value).__name__})")
+
+    def _write(self, fact: str | bytes | memoryview) -> None:
+        """Add a fact and its length, which tells where it ends."""
+        data = fact.encode("utf-8", "surrogatepass") if isinstance(fact, str) else fact
+        self._hash.update(len(data).to_bytes(8, "little"))
+        self._hash.update(data)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _source(thing: Any) -> str:
+    """The digest of the file that defines a class or a function of an installed package."""
+    file = getattr(sys.modules.get(module_of(thing)), "__file__", None)
+    return "" if of_library(thing) or file is None else _digest_of(file)
+
+
+@functools.cache
+def _digest_of(file: str) -> str:
+    """Of Python files: others are compiled for one kind of machine."""
+    path = Path(file)
+    readable = path.suffix == ".py" and path.is_file()
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if readable else ""
+
+
+def _qualname(value: object) -> str:
+    return str(getattr(value, "__qualname__", getattr(value, "__name__", "")))
+
+
+def _attributes(value: object) -> Iterator[tuple[str, object]]:
+    """What an object holds by name."""
+    yield from dict(getattr(value, "__dict__", {})).items()
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__"):
+                yield slot, getattr(value, slot, None)
+
+
+def _pickled(value: Any) -> tuple[object, ...] | None:
+    """What pickle would store of an object; None if it cannot be pickled."""
+    try:
+        known = copyreg.dispatch_table.get(type(value))
+        reduced = value.__reduce_ex__(2) if known is None else known(value)
+        if isinstance(reduced, str):
+            return (reduced,)
+        whole = [*reduced, None, None, None][:5]
+        return (*whole[:3], *(tuple(items) for items in whole[3:] if items is not None))
+    except Exception:  # an object may raise anything
+        return None
