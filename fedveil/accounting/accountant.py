@@ -15,6 +15,7 @@ import numpy as np
 
 from fedveil.accounting import events
 from fedveil.accounting.losses import (
+    LARGEST,
     Aside,
     Best,
     GaussianMixture,
@@ -28,8 +29,10 @@ from fedveil.errors import UserError
 
 INTERVAL = 1e-3  # losses are rounded up to its multiples (connect-the-dots keeps that tight)
 POINTS = 30_000  # grid points at most, approximately: large losses get a coarser grid
+FINEST = 1e-12  # interval: losses that are far smaller are rounded up to it
 MOST_POINTS = 200_000  # the limit where a round's loss is so small that it needs a finer grid
 LEAST_RATIO = 0.02  # of noise to sensitivity: below it one release has an ε above 1000
+MOST_PURE = 700.0  # ε of one release, whose exponential is a float64
 QUICK = (2, 3, 4, 5, 6, 8, 11, 15, 20, 32, 64, 128)  # integer Rényi orders are fast to compute
 ROUNDING = 2e-16  # of δ per round of a composition: four times the largest error observed
 NEGLIGIBLE = 1e-16  # total probability of participation counts that are merged
@@ -158,7 +161,7 @@ def _worst(losses: list[Loss | None]) -> Loss | None:
 
 def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss | None:
     """The loss of `count` releases after a Gaussian one with the ratio `first`, if finite."""
-    if count == 0:
+    if count == 0 or _never(event):
         return _alone(first)
     match event:
         case events.NonPrivate():
@@ -183,16 +186,36 @@ def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss 
                 return None
             joint = 1 / math.hypot(math.sqrt(count) / ratio, 1 / first)
             return None if joint < LEAST_RATIO else GaussianMixture.once(joint)
+    return _convolved(event, count, first)
+
+
+def _convolved(event: events.Round, count: int, first: float) -> Loss | None:
+    """The same for rounds without a closed form, on a grid of losses."""
+    from fedveil.accounting.lower_bound import lower_bound
+
     if _hopeless(event) or first < LEAST_RATIO:
+        return None
+    event = _amplified(event)
+    if lower_bound(event, count) > LARGEST:
         return None
     least = 0.0 if math.isinf(first) else _widest(first) / MOST_POINTS
     once = _one_round(event, least)
     if count == 1 and math.isinf(first):
         return once  # type: ignore[no-any-return]
+    other = functools.partial(_by_moments, once, count, first)
     whole = once.self_compose(count)
     if math.isinf(first):
-        return Rounded(whole, count * ROUNDING)
-    return Rounded(whole.compose(_on_grid_of(once, first)), (count + 1) * ROUNDING)
+        return Rounded(whole, count * ROUNDING, other)
+    return Rounded(whole.compose(_on_grid_of(once, first)), (count + 1) * ROUNDING, other)
+
+
+def _by_moments(once: Any, count: int, first: float) -> Renyi:
+    """The Rényi divergences of the same loss: looser, but no convolution rounds them."""
+    pmfs = once._pmf_remove, once._pmf_add  # there are no public attributes
+    orders = np.array(events.ORDERS)
+    largest = np.maximum(*(pmf.divergences(orders) for pmf in pmfs))
+    infinite = max(float(pmf._infinity_mass) for pmf in pmfs)
+    return Renyi(count * largest + orders / (2 * first**2), count * infinite, 0.0)
 
 
 def _alone(first: float) -> Loss | None:
@@ -212,13 +235,20 @@ def _on_grid_of(once: Any, ratio: float) -> Any:
     return pld.from_gaussian_mechanism(ratio, value_discretization_interval=grid)
 
 
+def _never(event: events.Round) -> bool:
+    """Whether no unit is ever sampled."""
+    return isinstance(event, events.PoissonSampled) and event.rate == 0
+
+
 def _hopeless(event: events.Round) -> bool:
     """Whether a release, sampled or not, is too weak for the library's numerics."""
     if isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
         return _hopeless(event.event)
     if isinstance(event, events.GaussianRelease):
         return event.ratio < LEAST_RATIO
-    return isinstance(event, events.ApproximateRelease) and event.delta > 0.5
+    if isinstance(event, events.ApproximateRelease):
+        return event.delta > 0.5 or event.epsilon > MOST_PURE
+    return False
 
 
 def _attended(event: events.ParticipationMixture) -> Loss | None:
@@ -258,9 +288,6 @@ def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.nd
 @functools.lru_cache(maxsize=64)
 def _one_round(event: events.Round, least: float = 0.0) -> Any:
     """The loss of one round on a grid of at least the interval `least`."""
-    from dp_accounting.pld import common
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
     from fedveil.accounting import sampled
 
     match event:
@@ -270,29 +297,24 @@ def _one_round(event: events.Round, least: float = 0.0) -> Any:
             rate = cohort / population
             return sampled.without_replacement(ratio, rate, max(_interval(ratio, rate), least))
         case events.ApproximateRelease(epsilon, delta):
-            return pld.from_privacy_parameters(
-                common.DifferentialPrivacyParameters(epsilon, delta),
-                value_discretization_interval=max(INTERVAL, epsilon / POINTS, least),
-            )
-        case events.PoissonSampled(rate, events.ApproximateRelease() as inner):
-            return _one_round(subsampled(inner, rate), least)
-        case events.SampledWithoutReplacement(
-            cohort, population, events.ApproximateRelease() as inner
-        ):
-            return _one_round(subsampled(inner, cohort / population), least)
+            interval = max(min(INTERVAL, epsilon / 20), epsilon / POINTS, FINEST, least)
+            return sampled.approximate(epsilon, delta, interval)
         case _:
             raise TypeError(f"no accounting for {event!r}")
 
 
-def _interval(ratio: float, rate: float = 1.0) -> float:
+def _interval(ratio: float, rate: float) -> float:
     """A tenth of the standard deviation of one round's loss, within limits.
 
-    A Gaussian's losses have mean 1/(2ρ²) and deviation 1/ρ, and twelve deviations are covered. With
-    sampling the deviation is about q·√(e^{1/ρ²} − 1); a grid h adds h²/6 to its square per round.
+    The deviation is about q·√(e^{1/ρ²} − 1), and a grid h adds h²/6 to its square per round. The
+    limits follow from the width of the losses, which sampling narrows.
     """
-    widest = _widest(ratio)
+    from fedveil.accounting import sampled
+
+    low, high = sampled.losses(ratio, rate)
     deviation = rate * math.sqrt(math.expm1(min(ratio**-2, 50.0)))
-    return max(min(INTERVAL, deviation / 10), widest / MOST_POINTS, _coarse(widest))
+    finest = max((high - low) / MOST_POINTS, _coarse(high - low), FINEST)
+    return max(min(INTERVAL, deviation / 10), finest)
 
 
 def _widest(ratio: float) -> float:
@@ -300,12 +322,26 @@ def _widest(ratio: float) -> float:
     return 0.5 / ratio**2 + 12 / ratio
 
 
-def _coarse(widest: float) -> float:
+def _coarse(width: float) -> float:
     """A coarser interval for losses too large for a grid of INTERVAL."""
-    return widest / POINTS if widest / POINTS > INTERVAL else 0.0
+    return width / POINTS if width / POINTS > INTERVAL else 0.0
+
+
+def _amplified(event: events.Round) -> events.Round:
+    """A sampled (ε, δ) release as the release that it is; other events as they are."""
+    match event:
+        case events.PoissonSampled(rate, events.ApproximateRelease() as inner):
+            return subsampled(inner, rate)
+        case events.SampledWithoutReplacement(
+            cohort, population, events.ApproximateRelease() as inner
+        ):
+            return subsampled(inner, cohort / population)
+    return event
 
 
 def subsampled(event: events.ApproximateRelease, rate: float) -> events.ApproximateRelease:
     """(log(1 + q(e^ε − 1)), qδ).  Balle et al. 2018, Thm. 8 and 9."""
-    amplified = math.log1p(rate * math.expm1(min(event.epsilon, 700.0)))
-    return events.ApproximateRelease(min(amplified, event.epsilon), rate * event.delta)
+    amplified = event.epsilon
+    if amplified <= MOST_PURE:
+        amplified = min(amplified, math.log1p(rate * math.expm1(amplified)))
+    return events.ApproximateRelease(amplified, rate * event.delta)

@@ -24,6 +24,8 @@ ORDERS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4
           256.0, 512.0, 1024.0)  # fmt: skip
 
 FINITE = sys.float_info.max
+MOST_RATIO = 1e6  # more noise counts as this much, which only makes a loss larger
+LEAST_RATE = 1e-100  # a smaller rate above 0 counts as this one, for the same reason
 
 
 def _numbers(event: object, most: float, *names: str) -> None:
@@ -69,6 +71,7 @@ class GaussianRelease:
 
     def __post_init__(self) -> None:
         _numbers(self, FINITE, "ratio")
+        object.__setattr__(self, "ratio", min(self.ratio, MOST_RATIO))
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class PoissonSampled:
 
     def __post_init__(self) -> None:
         _numbers(self, 1.0, "rate")
+        object.__setattr__(self, "rate", max(self.rate, LEAST_RATE) if self.rate else 0.0)
         _known(self, "event", [self.event], GaussianRelease, ApproximateRelease)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from fedveil.accounting.events import ORDERS
 
 LARGEST = 2000.0  # a larger ε counts as no guarantee
+SMALL = 0.1  # a share of δ that rounding may take before another bound is computed
 
 
 class Loss(Protocol):
@@ -59,19 +60,29 @@ class Worst:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A loss whose δ is computed up to `slack`: float64 rounding in a long convolution."""
+    """A loss whose δ is computed up to `slack`: float64 rounding in a long convolution.
+
+    Where the slack is more than a tenth of δ, another bound without it may be smaller.
+    """
 
     loss: Loss
     slack: float
+    other: Callable[[], Loss]
 
     def get_epsilon_for_delta(self, delta: float) -> float:
-        """At δ minus the slack."""
+        """At δ minus the slack, or by the other bound."""
         left = delta - self.slack
-        return float(self.loss.get_epsilon_for_delta(left)) if left > 0 else math.inf
+        found = float(self.loss.get_epsilon_for_delta(left)) if left > 0 else math.inf
+        if self.slack < SMALL * delta:
+            return found
+        return min(found, float(self.other().get_epsilon_for_delta(delta)))
 
     def get_delta_for_epsilon(self, epsilon: float) -> float:
-        """The computed δ plus the slack."""
-        return min(float(self.loss.get_delta_for_epsilon(epsilon)) + self.slack, 1.0)
+        """The computed δ plus the slack, or that of the other bound."""
+        found = min(float(self.loss.get_delta_for_epsilon(epsilon)) + self.slack, 1.0)
+        if self.slack < SMALL * found:
+            return found
+        return min(found, float(self.other().get_delta_for_epsilon(epsilon)))
 
 
 @dataclass(frozen=True)

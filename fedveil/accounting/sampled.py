@@ -8,13 +8,13 @@ turns a curve into a distribution whose own curve is never lower.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
-from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import common, pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld import privacy_loss_mechanism as mechanism
 from scipy import fft
@@ -23,11 +23,11 @@ from scipy.special import log_ndtr, ndtr
 
 def poisson(ratio: float, rate: float, interval: float) -> Any:
     """The losses of a round that samples each unit with this rate: one is removed, or added."""
-    low, high = _losses(ratio, rate)
-    removed = _connected(partial(removal_curve, ratio, rate), low, high, interval)
+    low, high = losses(ratio, rate)
+    removed = _connected(functools.partial(removal_curve, ratio, rate), low, high, interval)
     if rate == 1.0:
         return pld.PrivacyLossDistribution(removed)
-    added = _connected(partial(addition_curve, ratio, rate), -high, -low, interval)
+    added = _connected(functools.partial(addition_curve, ratio, rate), -high, -low, interval)
     return pld.PrivacyLossDistribution(removed, added)
 
 
@@ -37,9 +37,16 @@ def without_replacement(ratio: float, rate: float, interval: float) -> Any:
     Its hockey-stick curve is the larger of those of ((1−q)Q + qP, Q) and (P, (1−q)P + qQ):
     Zhu et al. 2022, Thm. 11 (subset sampling).
     """
-    _, high = _losses(ratio, rate)
-    curve = partial(without_replacement_curve, ratio, rate)
+    _, high = losses(ratio, rate)
+    curve = functools.partial(without_replacement_curve, ratio, rate)
     return pld.PrivacyLossDistribution(_connected(curve, -high, high, interval))
+
+
+def approximate(epsilon: float, delta: float, interval: float) -> Any:
+    """The losses of a release that is (ε, δ)-DP and nothing else: ε, −ε or, with δ, infinite."""
+    parameters = common.DifferentialPrivacyParameters(epsilon, delta)
+    found = pld.from_privacy_parameters(parameters, value_discretization_interval=interval)
+    return pld.PrivacyLossDistribution(Dense.of(found._pmf_remove.to_dense_pmf()))
 
 
 def removal_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
@@ -76,7 +83,8 @@ def addition_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarra
 
 def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
     """δ of one round at each ε: the removal curve for ε ≥ 0, and the addition curve below."""
-    removed, added = (curve(ratio, rate, epsilons) for curve in (removal_curve, addition_curve))
+    removed = removal_curve(ratio, rate, np.maximum(epsilons, 0.0))
+    added = addition_curve(ratio, rate, np.minimum(epsilons, 0.0))
     return np.asarray(np.where(epsilons >= 0, removed, added))
 
 
@@ -102,7 +110,8 @@ def _whole(ratio: float, epsilons: np.ndarray) -> np.ndarray:
     )
 
 
-def _losses(ratio: float, rate: float) -> tuple[float, float]:
+@functools.lru_cache(maxsize=64)
+def losses(ratio: float, rate: float) -> tuple[float, float]:
     """The least and the largest loss of a removal, up to a probability of e^−50."""
     kind = mechanism.AdjacencyType.REMOVE
     loss = mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
@@ -147,14 +156,33 @@ class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
     def _essential(self, count: int, tail: float) -> tuple[int, int]:
         """The grid points between which a sum of `count` losses lies, but for the mass `tail`.
 
-        Chernoff's bound at the library's exponents ±t, t = 1/n, …, 20/n for a grid of n points.
+        Chernoff's bound at twenty exponents: 1/n, 2/n, … of a grid of n points, as the library has
+        them, or smaller ones around the best exponent of a normal sum, where that is small.
         """
-        tilts = np.full((20, self.size), np.exp(np.arange(self.size) / self.size))
+        margin, places = math.log(2 / tail), np.arange(self.size)
+        variance = float(self._probs @ places**2 - (self._probs @ places) ** 2)
+        best = math.sqrt(2 * margin / (count * variance)) if variance > 0 else math.inf
+        step = min(1 / self.size, best / 4)
+        tilts = np.full((20, self.size), np.exp(places * step))
         np.multiply.accumulate(tilts, axis=0, out=tilts)
-        exponents, margin = np.arange(1, 21) / self.size, math.log(2 / tail)
+        exponents = np.arange(1, 21) * step
         high = (count * np.log(tilts @ self._probs) + margin) / exponents
         low = -(count * np.log((1 / tilts) @ self._probs) + margin) / exponents
         return max(0, math.floor(low.max())), min((self.size - 1) * count, math.ceil(high.min()))
+
+    def divergences(self, orders: np.ndarray) -> np.ndarray:
+        """D_α = log(Σ p·e^{(α−1)ℓ})/(α − 1) of the finite losses ℓ, each rounded up.
+
+        The error of a sum is below n·2^−52 of it. Σ p = 1 is not used: the library replaces
+        negative masses by 0, so that Σ p may be larger, and D_α would be too small.
+        """
+        losses = (self._lower_loss + np.arange(self.size)) * self._discretization
+        there = self._probs > 0
+        losses, probs = losses[there], self._probs[there]
+        with np.errstate(over="ignore"):
+            moments = np.array([probs @ np.exp(below * losses) for below in orders - 1])
+        logs = np.log(moments * (1 + self.size * 2.0**-52))
+        return np.asarray(np.maximum(logs, 0.0) / (orders - 1))
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """The least ε ≥ 0 for which the distribution's δ is at most this one.

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedveil.aggregates.desk import GRID, Contributions, Desk, deviation
 
+LONGEST_MEAN = math.sqrt(1.25)  # of ½ and 1 in two cells
 CONFIDENT = 1.96  # standard deviations of an error bar: 95 % of draws are within
 
 
@@ -46,17 +47,18 @@ def mean(
 ) -> Estimate:
     """The mean over units of their own means, each clipped to the limits.
 
-    A unit contributes (m − center)/width and 1 in two cells, scaled by 1/√2 to a length below 1.
+    A unit contributes (m − center)/width, which is −½ … ½, and 1 in two cells: at most √(1¼) long.
     """
     low, high = limits
     rows = np.bincount(units)
     there = np.flatnonzero(rows)
     means = np.clip(np.bincount(units, values)[there] / rows[there], low, high)
-    weights = np.concatenate([(means - (low + high) / 2) / (high - low), np.ones(len(there))])
+    moved = np.clip((means - (low + high) / 2) / (high - low), -0.5, 0.5)  # rounding may exceed it
+    weights = np.concatenate([moved, np.ones(len(there))])
     cells = np.repeat(np.arange(2), len(there))
-    given = Contributions(np.tile(there, 2), cells, weights / math.sqrt(2))
-    moved, count = math.sqrt(2) * desk.sums(given, 2, precision) / GRID
-    sigma, clients = math.sqrt(2) * deviation(precision), max(float(count), 1.0)
-    found = min(max((low + high) / 2 + (high - low) * float(moved) / clients, low), high)
+    given = Contributions(np.tile(there, 2), cells, weights / LONGEST_MEAN)
+    sum_moved, count = LONGEST_MEAN * desk.sums(given, 2, precision) / GRID
+    sigma, clients = LONGEST_MEAN * deviation(precision), max(float(count), 1.0)
+    found = min(max((low + high) / 2 + (high - low) * float(sum_moved) / clients, low), high)
     spread = math.hypot(high - low, abs(found - (low + high) / 2))
     return Estimate(found, CONFIDENT * spread * sigma / clients)

@@ -27,21 +27,25 @@ SCORES = 20  # bins of scores: the middle 18 are LOGIT wide
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """weight of example `row` in `cell`; the weights of a row are not negative and sum to 1."""
+    """weight of example `row` in `cell`; the weights of a row are not negative and sum to 1.
+
+    No row is longer than `longest` in ℓ2, hence no mean of rows.
+    """
 
     row: np.ndarray  # int64 [entries]
     cell: np.ndarray  # int64 [entries]
     weight: np.ndarray  # float64 [entries]
     cells: int
+    longest: float = 1.0
 
     def shares(self, units: np.ndarray) -> Contributions:
-        """The mean of each unit's rows: shares that sum to at most 1, so their ℓ2 norm is ≤ 1.
+        """The mean of each unit's rows over `longest`, so that the ℓ2 norm is ≤ 1.
 
         A cell beyond the table counts as the last one, such as an answer that is no class.
         """
         rows = np.bincount(units)
         unit = units[self.row]
-        weight = unit_interval(self.weight) / rows[unit]
+        weight = unit_interval(self.weight) / (rows[unit] * self.longest)
         cell = np.clip(self.cell, 0, self.cells - 1)
         pairs, place = np.unique(unit * self.cells + cell, return_inverse=True)
         total = np.bincount(place, weight, minlength=len(pairs))
@@ -87,13 +91,14 @@ def by_score(targets: np.ndarray, scores: np.ndarray) -> Outcomes:
 def moments(errors: np.ndarray, targets: np.ndarray) -> Outcomes:
     """Six cells, a third of each row's weight for e², y and y² and what is left of each.
 
-    Errors e and targets y are of 0 … 1.
+    Errors e and targets y are of 0 … 1. A pair (a, 1 − a)/3 is at most 1/3 long, since
+    a² + (1 − a)² ≤ 1, so a row of three pairs is at most √(3/9) = 1/√3 long.
     """
     e, y = unit_interval(errors), unit_interval(targets)
     parts = [split(values) for values in (e**2, y, y**2)]
     cells = [part.cell + 2 * place for place, part in enumerate(parts)]
     rows, weights = (np.concatenate([getattr(p, n) for p in parts]) for n in ("row", "weight"))
-    return Outcomes(rows, np.concatenate(cells), weights / 3, 6)
+    return Outcomes(rows, np.concatenate(cells), weights / 3, 6, longest=1 / math.sqrt(3))
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,9 +120,9 @@ class Table:
 
 
 def tabulated(desk: Desk, units: np.ndarray, outcomes: Outcomes, precision: float) -> Table:
-    """Σ_unit mean of its rows + N(0, 1/precision) per cell.  (1/√precision)-Gaussian."""
+    """Σ_unit mean of its rows + N(0, longest²/precision) per cell.  (1/√precision)-Gaussian."""
     noisy = desk.sums(outcomes.shares(units), outcomes.cells, precision)
-    return Table(noisy / GRID, deviation(precision))
+    return Table(outcomes.longest * noisy / GRID, outcomes.longest * deviation(precision))
 
 
 class Interval(NamedTuple):

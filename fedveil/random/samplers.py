@@ -176,19 +176,21 @@ def normals(count: int, rng: np.random.Generator) -> np.ndarray:
     """Independent N(0, 1), float64 [count].
 
     A long vector is drawn in blocks, each from its own part of the generator's sequence, so that
-    all cores draw and the numbers do not depend on the number of cores.
+    all cores draw and the numbers do not depend on the number of cores. The generator continues
+    behind the last part. One that has no parts, such as ChaCha20, draws in one piece.
     """
-    if count <= PIECE:
+    own: Any = rng.bit_generator
+    if count <= PIECE or not hasattr(own, "jumped"):
         return rng.standard_normal(count)
-    drawn = np.empty(count)
+    drawn, blocks = np.empty(count), -(-count // PIECE)
 
     def fill(block: int) -> None:
         part = drawn[block * PIECE : (block + 1) * PIECE]
-        own: Any = rng.bit_generator
         np.random.Generator(own.jumped(block)).standard_normal(out=part)
 
-    for _ in in_order(fill, range(-(-count // PIECE))):
+    for _ in in_order(fill, range(blocks)):
         pass
+    own.state = own.jumped(blocks).state
     return drawn
 
 

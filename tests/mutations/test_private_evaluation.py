@@ -118,8 +118,14 @@ MUTATIONS = [
         check_short,
     ),
     Mutation(
+        "the moments of a row are taken for shorter than they are",
+        line(outcomes, "moments", ("1 / math.sqrt(3)", "1 / 2")),
+        "no unit is longer than 1",
+        test_outcomes.test_the_longest_contribution_of_every_table_is_one,
+    ),
+    Mutation(
         "a unit counts by its examples",
-        line(outcomes.Outcomes, "shares", (" / rows[unit]", " / rows.min()")),
+        line(outcomes.Outcomes, "shares", (" / (rows[unit] *", " / (rows.min() *")),
         "no unit is longer than 1",
         check_short,
     ),

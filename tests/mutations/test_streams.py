@@ -17,6 +17,7 @@ from tests.mutations.making import Mutation, line, mutate, named, require_caught
 from tests.statistics.random import test_samplers as drawn
 from tests.unit.models import test_contents as held
 from tests.unit.models import test_losses as losses
+from tests.unit.random import test_samplers as repeated
 from tests.unit.random import test_streams as keyed
 from tests.unit.training import test_prepared as prepared
 
@@ -35,6 +36,16 @@ def check_rounded() -> None:
     drawn.test_no_block_of_a_long_vector_repeats_another(
         lambda count, rng: samplers.rounded_gaussian(50.0, count, rng), samplers.BLOCK
     )
+
+
+def check_second_call() -> None:
+    sizes = repeated.LONG, repeated.LONG
+    repeated.test_no_call_on_a_stream_repeats_the_numbers_of_an_earlier_one(sizes, "public")
+
+
+def unadvanced(patch: pytest.MonkeyPatch) -> None:
+    mutate(patch, samplers, "normals", ("own.jumped(blocks).state", "own.state"))
+    patch.setattr(repeated, "normals", samplers.normals)  # which the guard knows by name
 
 
 def repeated_blocks(patch: pytest.MonkeyPatch) -> None:
@@ -107,6 +118,12 @@ MUTATIONS = [
         line(samplers, "normals", ("own.jumped(block)", "own.jumped(0)")),
         "check_normals",
         check_normals,
+    ),
+    Mutation(
+        "long noise leaves its stream where it was",
+        unadvanced,
+        "check_second_call",
+        check_second_call,
     ),
     Mutation(
         "exact noise repeats its first block", repeated_blocks, "check_rounded", check_rounded

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
 
 from fedveil.accounting import accountant as accounting
-from fedveil.accounting import integers, losses, sampled
+from fedveil.accounting import events, integers, losses, sampled
 from fedveil.parts import cohort, discrete, part
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
 from fedveil.privacy import composition as together
 from fedveil.recipe import Recipe
 from tests.mutations.making import Mutation, line, named, require_caught, returning
-from tests.unit.accounting import test_capped, test_dominated, test_sampled
+from tests.unit.accounting import test_accounting, test_capped, test_dominated, test_sampled
 from tests.unit.accounting.test_dominated import CHANGES
 from tests.unit.test_recipe import (
     test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise,
@@ -36,6 +37,12 @@ def anew(check: Callable[[], None]) -> Callable[[], None]:
 def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) -> Callable[[], None]:
     covers = test_dominated.test_every_dominating_gaussian_covers_every_neighbour
     return anew(lambda: covers(noise, noise_shares, CHANGES[change]))
+
+
+def huge_pure() -> None:
+    exact = 1000 + math.log(0.5)
+    found = accounting.subsampled(events.ApproximateRelease(1000.0, 0.0), 0.5).epsilon
+    assert found >= exact
 
 
 SETTINGS = [
@@ -172,7 +179,9 @@ SETTINGS = [
     ),
     Mutation(
         "the tails of a composition are cut too short",
-        line(sampled.Dense, "_essential", ("math.log(2 / tail)", "0.0")),
+        line(
+            sampled.Dense, "_essential", ("tilts @ self._probs) + margin)", "tilts @ self._probs))")
+        ),
         "mass of the tails",
         test_sampled.test_the_tails_that_are_left_out_hold_no_more_mass_than_said,
     ),
@@ -181,6 +190,32 @@ SETTINGS = [
         line(sampled.Dense, "self_compose", ("tail_mass_truncation - math", "-math")),
         "mass of the tails",
         test_sampled.test_the_tails_that_are_left_out_hold_no_more_mass_than_said,
+    ),
+    Mutation(
+        "moments that are a tenth too small",
+        line(
+            sampled.Dense, "divergences", ("np.maximum(logs, 0.0)", "0.9 * np.maximum(logs, 0.0)")
+        ),
+        "divergences of the release",
+        lambda: test_sampled.test_divergences_are_not_below_those_of_the_release(1.0, 0.1),
+    ),
+    Mutation(
+        "moments of one round for all",
+        line(accounting, "_by_moments", ("count * largest", "largest")),
+        "long compositions at small δ",
+        lambda: test_accounting.test_a_delta_that_rounding_would_swallow_has_the_epsilon_of_moments(
+            0.5, 1000.0, 10**6, 1e-12, 3.35
+        ),
+    ),
+    Mutation(
+        "sampling a huge ε is computed with a smaller one",
+        line(
+            accounting,
+            "subsampled",
+            ("if amplified <= MOST_PURE", "amplified = min(amplified, MOST_PURE)\n    if True"),
+        ),
+        "a huge pure ε",
+        huge_pure,
     ),
     Mutation(
         "ε is read one loss too low",

@@ -12,8 +12,8 @@ from dp_accounting.rdp import RdpAccountant
 from scipy import stats
 
 from fedveil import algorithms
-from fedveil.accounting import events
-from fedveil.accounting.accountant import delta, epsilon, quick_epsilon
+from fedveil.accounting import accountant, events
+from fedveil.accounting.accountant import delta, epsilon, quick_epsilon, subsampled
 from fedveil.errors import UserError
 from fedveil.parts.noise import Gaussian
 from fedveil.privacy.calibrate import TOLERANCE, Budget, calibrate
@@ -258,6 +258,71 @@ def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, d
     assert true * (1 - 1e-6) <= epsilon(events.Composed(drawn, count), delta) <= 1.01 * true
 
 
-def test_a_delta_that_rounding_would_swallow_has_no_epsilon() -> None:
-    event = events.Composed(events.PoissonSampled(0.5, events.GaussianRelease(1000.0)), 10**6)
-    assert math.isinf(epsilon(event, 1e-12))
+@pytest.mark.parametrize(
+    ("rate", "ratio", "rounds", "delta", "true"),
+    [(0.5, 1000.0, 10**6, 1e-12, 3.35), (0.0102, 4.26, 68_720, 1.1e-12, 4.52)],
+)
+def test_a_delta_that_rounding_would_swallow_has_the_epsilon_of_moments(
+    rate, ratio, rounds, delta, true
+) -> None:
+    """The first is that of a Gaussian with μ = q·√K/ratio, the second that of a PRV accountant."""
+    release = events.GaussianRelease(ratio)
+    event = events.Composed(events.PoissonSampled(rate, release), rounds)
+    assert true <= epsilon(event, delta) <= 1.1 * true
+
+
+def test_a_larger_delta_never_has_a_larger_epsilon_where_the_bounds_meet() -> None:
+    event = events.Composed(events.PoissonSampled(0.01, events.GaussianRelease(4.0)), 50_000)
+    at = np.geomspace(1e-12, 1e-9, 13)  # rounding takes a tenth of δ at 1e-10
+    found = [epsilon(event, float(one)) for one in at]
+    assert found == sorted(found, reverse=True)
+    assert all(delta(event, e) <= d * (1 + 1e-6) for e, d in zip(found, at, strict=True))
+
+
+WEAK = [
+    (events.PoissonSampled(0.5, events.GaussianRelease(0.3)), 10**5),
+    (events.PoissonSampled(0.5, events.GaussianRelease(0.02)), 10**9),
+    (events.PoissonSampled(0.01, events.GaussianRelease(0.1)), 10**5),
+    (events.SampledWithoutReplacement(50, 100, events.GaussianRelease(0.3)), 10**6),
+    (events.ApproximateRelease(1.0, 1e-9), 10**6),
+    (events.PoissonSampled(0.5, events.ApproximateRelease(5.0, 0.0)), 10**9),
+    (events.ApproximateRelease(1e300, 0.0), 1),
+]
+
+
+@pytest.mark.parametrize(("event", "rounds"), WEAK, ids=str)
+def test_weakly_noised_rounds_are_no_guarantee_before_any_grid(event, rounds, monkeypatch) -> None:
+    """They took gigabytes: a run of ε = 225,473 five of them."""
+    monkeypatch.setattr(accountant, "_one_round", lambda *given: pytest.fail("made a grid"))
+    assert epsilon(events.Composed(event, rounds), 1e-5) == math.inf
+    assert delta(events.Composed(event, rounds), 10.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    "release", [events.GaussianRelease(1e-3), events.ApproximateRelease(1, 0.1)]
+)
+def test_rounds_that_sample_nobody_cost_nothing(release) -> None:
+    never = events.Composed(events.PoissonSampled(0.0, release), 1000)
+    assert epsilon(never, 1e-12) == 0
+    first = events.Dominated(events.GaussianRelease(2.0))
+    after = events.Composed(events.PoissonSampled(0.0, release), 1000, first)
+    assert epsilon(after, 1e-5) == pytest.approx(epsilon(first.by, 1e-5), rel=1e-6)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("rounds", [1, 1000])
+@pytest.mark.parametrize("ratio", [1.0, 1e9, 1e200, 1.7e308])
+@pytest.mark.parametrize("rate", [5e-324, 1e-300, 1e-17, 0.5, 1.0])
+def test_the_least_rates_and_the_largest_noise_have_their_epsilon(rate, ratio, rounds) -> None:
+    """More noise than 1e6 sensitivities counts as that much, a rate below 1e-100 as 1e-100."""
+    release = events.GaussianRelease(ratio)
+    found = epsilon(events.Composed(events.PoissonSampled(rate, release), rounds), 1e-5)
+    assert 0 <= found < (1e-3 if rate < 0.1 or ratio > 1 else 2000)
+    assert epsilon(events.Composed(release, rounds), 1e-5) < (0.01 if ratio > 1 else 2000)
+
+
+def test_a_huge_pure_epsilon_is_never_reduced_below_what_sampling_leaves_of_it() -> None:
+    """log(1 − q + q·e^1000) is 1000 + log q. It was computed with 700 in the place of 1000."""
+    for rate in (0.5, 1e-6):
+        exact = 1000 + math.log(rate)
+        assert subsampled(events.ApproximateRelease(1000.0, 0.0), rate).epsilon >= exact

@@ -97,3 +97,34 @@ def test_the_tails_that_are_left_out_hold_no_more_mass_than_said() -> None:
         found = Dense(0.5, -2, masses, 0.0, True).self_compose(3, tail)
         assert found._probs == pytest.approx(whole[low : high + 1], abs=1e-15 + tail)
         assert found._infinity_mass == pytest.approx(tail, rel=1e-9)
+
+
+@pytest.mark.parametrize(("ratio", "rate", "count"), [(30.0, 1.0, 10**6), (1e3, 0.5, 10**9)])
+def test_a_long_composition_is_as_wide_as_its_losses(ratio, rate, count) -> None:
+    """About 16 standard deviations; with exponents of the grid's width, K of them."""
+    interval = rate / ratio / 10
+    found = sampled.poisson(ratio, rate, interval).self_compose(count)._pmf_remove
+    assert found.size < 200 * math.sqrt(count)
+    mean = count * (rate / ratio) ** 2 / 2
+    spread = math.sqrt(count) * rate / ratio
+    losses = (found._lower_loss + np.arange(found.size)) * interval
+    assert losses[0] < mean - 7 * spread
+    assert losses[-1] > mean + 7 * spread
+
+
+@pytest.mark.parametrize(("ratio", "rate"), [(2.0, 1.0), (1.0, 0.1), (0.5, 0.01), (0.3, 1e-9)])
+def test_divergences_are_not_below_those_of_the_release(ratio: float, rate: float) -> None:
+    """Also where rounding leaves masses that sum to more than 1, as in the last setting."""
+    orders = np.array([2.0, 3.0])  # the tails that count as infinite hardly matter to them
+    exact = []
+    for order in orders.astype(int):  # Σ C(α, i)·(1−q)^(α−i)·q^i·e^{i(i−1)/(2ρ²)} − 1, term by term
+        terms = [
+            math.comb(order, i) * (1 - rate) ** (order - i) * rate**i
+            * math.expm1(i * (i - 1) / (2 * ratio**2))
+            for i in range(2, order + 1)
+        ]  # fmt: skip
+        exact.append(math.log1p(sum(terms)) / (order - 1))
+    removed = sampled.poisson(ratio, rate, 1e-3 if rate > 1e-6 else 1e-4)._pmf_remove
+    found = removed.divergences(orders)
+    assert (found >= np.array(exact) * (1 - 1e-9)).all()
+    assert found == pytest.approx(exact, rel=0.02, abs=1e-5)

@@ -73,6 +73,35 @@ def test_no_small_unit_is_longer_than_one(kind: str) -> None:
             check_short(kind, value.astype(float), target, answer)
 
 
+def test_the_longest_contribution_of_every_table_is_one() -> None:
+    """Else it has more noise than it needs. All pairs of an error and a target, one or two."""
+    grid = (0.0, 0.25, 0.5, 1.0)
+    rows = list(itertools.product(grid, grid))
+    longest = 0.0
+    for unit in [*itertools.combinations(rows, 1), *itertools.combinations(rows, 2)]:
+        made = outcomes.moments(*np.array(unit).T)
+        found = length(dense(made.shares(np.zeros(len(unit), np.int64)), 1, 6))
+        assert found <= GRID
+        longest = max(longest, found)
+    assert longest > GRID - 6
+    for kind in ("split", "by class", "by score"):
+        made = MAKERS[kind](np.ones(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
+        assert length(dense(made.shares(np.zeros(1, np.int64)), 1, made.cells)) == GRID
+
+
+def test_a_table_of_moments_has_the_noise_of_its_longest_contribution() -> None:
+    made = outcomes.moments(np.full(500, 0.5), np.full(500, 0.5))
+    rng = np.random.default_rng(0)
+    tables = [
+        outcomes.tabulated(Desk(Allowance(1.0, 0.0), rng), np.arange(500), made, 1.0)
+        for _ in range(300)
+    ]
+    cells = np.array([table.cells for table in tables])
+    assert tables[0].sigma == pytest.approx(1 / math.sqrt(3))
+    assert cells.std(0).mean() == pytest.approx(tables[0].sigma, rel=0.1)
+    assert cells.sum(1).mean() == pytest.approx(500, abs=0.5)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.data(), st.integers(1, 30), st.sampled_from(sorted(MAKERS)))
 def test_a_unit_moves_only_its_own_contribution(data: st.DataObject, rows: int, kind: str) -> None:
