@@ -96,9 +96,9 @@ def share(part: object, field: str, value: float) -> None:
 def count(part: object, field: str, value: object) -> None:
     """A whole number, at least 1; a float or a NumPy number is none, since files hold ints.
 
-    >>> count("Poisson", "cap", 2.0)
+    >>> count("TopK", "k", 2.0)
     Traceback (most recent call last):
-    fedveil.errors.UserError: Poisson: cap is 2.0; it must be a whole number (int), at least 1.
+    fedveil.parts.checks.FieldError: TopK: k is 2.0; it must be a whole number (int), at least 1.
     """
     whole = isinstance(value, int) and number(value) and value >= 1
     check(part, field, value, whole, "a whole number (int), at least 1")

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import events
+from fedveil.engines.asking import called
 from fedveil.errors import UserError
+from fedveil.models.side_effects import refusing_draws
 from fedveil.parts.checks import repeatable, varied
 from fedveil.parts.part import Begin, Part, Tensors, foreign
 from fedveil.recipe import Recipe
@@ -26,7 +28,9 @@ Draw = Callable[[np.random.Generator], object]
 def refuse_own_randomness(recipe: Recipe, x: Tensor, population: int, rounds: int) -> None:
     """Refuse user-defined parts with randomness of their own, or with the same draw every time."""
     for part, what, draw in _draws(recipe, x, population, rounds):
-        if foreign(part) and not repeatable(draw):
+        with refusing_draws(called(part)):
+            repeated = not foreign(part) or repeatable(draw)
+        if not repeated:
             raise UserError(
                 f"{recipe.name}: {type(part).__name__} draws randomness of its own: two equal "
                 f"streams gave different {what}. Draw only from the rng that it is given."

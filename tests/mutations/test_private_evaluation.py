@@ -179,7 +179,7 @@ MUTATIONS = [
     ),
     Mutation(
         "evaluations that a server may see",
-        line(recipes.Recipe, "release", ("self.evaluation is not None and", "False and")),
+        line(recipes.Recipe, "_exposed", ("self.evaluation is not None and", "False and")),
         "the recipe's ε has them",
         check_paid,
     ),

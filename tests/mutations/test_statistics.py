@@ -221,7 +221,7 @@ MUTATIONS = [
     ),
     Mutation(
         "statistics in front of the adversary",
-        line(recipes.Recipe, "release", ("if self.statistics is not None and", "if False and")),
+        line(recipes.Recipe, "_exposed", ("if self.statistics is not None and", "if False and")),
         "no guarantee where the server is the adversary",
         check_recipe,
     ),

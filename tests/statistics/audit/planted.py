@@ -273,7 +273,7 @@ weights = line(
 realised = line(
     loop,
     "conclude_round",
-    ("= recipe.cohort.expected(population)", "= float(max(came, 1))"),
+    ("= expected_of(recipe.cohort, population)", "= float(max(came, 1))"),
 )
 
 LISTED = [

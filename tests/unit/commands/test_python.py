@@ -7,6 +7,7 @@ import inspect
 import re
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "negative rounds": (
         lambda: fv.privacy(noise_multiplier=1.0, rate=0.1, rounds=-1),
-        "rounds is -1; it must be a whole number, at least 1",
+        "rounds is -1; it must be a whole number \\(int\\), at least 1",
     ),
     "a number to watch": (
         lambda: fv.train(recipe(), small(), watch=3),
@@ -275,7 +276,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "test is a ndarray; it must be a tuple",
     ),
     "numbers for clients": (
-        lambda: fv.save_clients("nowhere", [3], NONE, "x", 2),
+        lambda: fv.save_clients(f"{gettempdir()}/of-numbers", [3], NONE, "x", 2),
         "a client is 3. Give the Examples of each",
     ),
     "a mean without a range": (
