@@ -94,7 +94,8 @@ class Dithered(own.Rounding):
     """Rounds with numbers of its own."""
 
     def __call__(self, rows: Tensor, bound: Any, rng: Any) -> Tensor:
-        return super().__call__(rows + torch.rand_like(rows), bound, rng)
+        own = np.random.default_rng()
+        return super().__call__(rows + torch.from_numpy(own.random(rows.shape)), bound, rng)
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Restless(Server):
     """Starts from numbers of its own."""
 
     def initial_state(self, begin: Begin) -> Tensors:
-        return {"start": torch.rand(3)}
+        return {"start": torch.from_numpy(np.random.default_rng().random(3))}
 
     def step(
         self, x: Tensor, descent: Tensor, state: Tensors, round: int
@@ -135,8 +136,8 @@ def test_randomness_of_a_part_s_own_is_refused(slot: str, blobs: Federated) -> N
         ready(replace(RECIPE, **{slot: part}), blobs)
 
 
-def test_a_global_generator_is_randomness_of_its_own(blobs: Federated) -> None:
-    with pytest.raises(UserError, match="GlobalTorch draws randomness of its own"):
+def test_a_global_generator_is_named(blobs: Federated) -> None:
+    with pytest.raises(UserError, match="Noise GlobalTorch draws from torch's global random"):
         ready(replace(RECIPE, noise=GlobalTorch(3.0)), blobs)
 
 
