@@ -20,7 +20,7 @@ from fedveil.accounting.norms import Adjacency, Limits, Norms, declared
 from fedveil.errors import UserError
 from fedveil.parts.bound import Bound, Unbounded
 from fedveil.parts.checks import check, one_of
-from fedveil.parts.cohort import Cohort, Everyone, check_cap
+from fedveil.parts.cohort import Cohort, Everyone, check_cap, contradiction
 from fedveil.parts.local import Local
 from fedveil.parts.memory import Memory, NoMemory
 from fedveil.parts.noise import Noise, NoNoise, Share
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from polars import DataFrame
 
 LONG = 48  # letters of a part in a short text
+ROUNDING = 1e-9  # of rates that are compared
 UNKNOWN = 1  # clients, where their number does not matter
 View = Literal["models", "sum", "messages"]
 Sampled = TypeVar("Sampled", bound=events.Round)
@@ -269,7 +270,7 @@ class Recipe:
         if not self.private and not isinstance(release, events.NonPrivate):
             kind = type(self.noise).__name__
             return events.NonPrivate(f"noise {kind} declares that it is not private")
-        return self._proven(release, self.adjacency(view))
+        return self._proven(release, self.adjacency(view), population)
 
     def _exposed(self, message: Norms, view: View) -> str:
         """Why no noise protects a unit in this view, if none does."""
@@ -297,7 +298,7 @@ class Recipe:
             release = replace(release, separation=apart, most=most, lost=lost)
         return self.bound.joined(release, self.adjacency(view), expected)
 
-    def _proven(self, event: Sampled, adjacency: Adjacency) -> Sampled:
+    def _proven(self, event: Sampled, adjacency: Adjacency, population: int) -> Sampled:
         """The event, if the theorems on the sampling in it hold for this adjacency and cohort."""
         for one in events.sampled_in(event):
             theorem, kind = type(one).__name__, type(self.cohort).__name__
@@ -314,6 +315,8 @@ class Recipe:
                     f"{self.name}: {theorem} is proven for cohorts {drawn}, but {kind} has fixed = "
                     f"{self.cohort.fixed}. Amplify by the theorem for its draws, or not at all."
                 )
+            if problem := contradiction(self.cohort, one, population):
+                raise UserError(f"{self.name}: cohort {kind} {problem}")
         return event
 
     def noise_shares(self, population: int, view: View) -> float:
@@ -409,6 +412,11 @@ class Recipe:
         rate = self.cohort.coin(population)
         if rate is None or rate >= 1 or self._besides is not None or self.by_record:
             return None
+        if rate < (drawn := self.cohort.expected(population) / population) * (1 - ROUNDING):
+            raise UserError(
+                f"{self.name}: cohort {type(self.cohort).__name__} says in `coin` that a unit is "
+                f"drawn with probability {rate:g}, but in `expected` with {drawn:g}. Correct one."
+            )
         release = self.release(dim, population, view)
         return events.ParticipationMixture(
             release, rate, rounds, self.max_participations(rounds, view)
@@ -447,7 +455,8 @@ class Recipe:
             return release
         if not self.memory.amplified:
             return release
-        return self._proven(self.cohort.amplify(release, population), self.cohort.adjacency)
+        event = self.cohort.amplify(release, population)
+        return self._proven(event, self.cohort.adjacency, population)
 
     def planned(self, rounds: int, population: int) -> Recipe:
         """The recipe with everything fixed that follows from rounds and population."""
@@ -508,7 +517,8 @@ def _refuse_misfits(recipe: Recipe) -> None:
     for part in recipe.parts.values():
         refuse_unplain(part)
     _refuse_unfit_for_silos(recipe)
-    if recipe.private and not recipe.by_record and not recipe.bound.norms(1).bounded:
+    first = declared(recipe.bound, recipe.bound.norms(1), 1)
+    if recipe.private and not recipe.by_record and not first.bounded:
         raise UserError(
             f"{recipe.name}: bound {type(recipe.bound).__name__} and noise "
             f"{type(recipe.noise).__name__} do not fit: no noise hides an unbounded message. Use "

@@ -205,6 +205,9 @@ class CyclicSampled:
     def __post_init__(self) -> None:
         _numbers(self, 1.0, "rate")
         _known(self, "event", [self.event], Correlated)
+        bands, turns = self.event.column.bands, self.event.separation
+        fits = bands is not None and bands <= turns
+        _require(self, "event", self.event, fits, f"noise with at most separation = {turns} bands")
 
     def whole(self, rounds: int) -> Composed:
         """⌈rounds/separation⌉ sampled Gaussian releases.  Choquette-Choo et al. 2023, Thm. 4."""

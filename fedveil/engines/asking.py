@@ -47,7 +47,15 @@ def held_to_its_stream(part: Part) -> Iterator[None]:
         yield
         return
     with ONE_AT_A_TIME, refusing_draws(called(part)):
-        yield
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as problem:  # of the user's own code
+            why = str(problem).partition("\n")[0]
+            raise UserError(
+                f"{called(part)} failed with {type(problem).__name__}: {why}. Correct that part."
+            ) from problem
 
 
 def ask(part: Part, question: str, *given: Any) -> Any:
@@ -206,6 +214,17 @@ def expected_of(cohort: Cohort, population: int) -> float:
             "above 0 from `expected`."
         )
     return float(found)
+
+
+def honest_of(cohort: Cohort, population: int) -> int:
+    """The least number of honest clients in a round, a whole number from 1 to the population."""
+    found = cohort.min_honest(population)
+    if not isinstance(found, int) or not 1 <= found <= population:
+        raise UserError(
+            f"{called(cohort)} relies on {told(found)} of {population} clients. Return a whole "
+            "number from 1 to the population from `min_honest`."
+        )
+    return found
 
 
 def draw_of(

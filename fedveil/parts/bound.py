@@ -38,7 +38,7 @@ LEVELS = tuple(10.0**k for k in range(-12, 13))  # of an adaptive threshold, ove
 class Bound(Part, ABC):
     """A bound on one message, and the norms it guarantees."""
 
-    claims: ClassVar = ("threshold", "stretched", "joined")
+    claims: ClassVar = ("threshold", "stretched", "joined", "released")
 
     radial: bool = True  # whether b = s(‖w‖)·w; else `rows` is called instead of `scale`
     adapts: bool = False  # whether its threshold changes from round to round
@@ -70,7 +70,7 @@ class Bound(Part, ABC):
     @property
     def released(self) -> str:
         """What a round releases in addition to the model, for the statement."""
-        return ""
+        return ", whatever the bound's steps release" if self.adapts else ""
 
     def at(self, state: Tensors) -> Bound:
         """The bound of one round, from its state."""
@@ -135,7 +135,7 @@ class Bound(Part, ABC):
             return None
         return (
             f"bound {type(self).__name__} defines `{unused[0]}`, but does not adapt, so its norms "
-            "would stay as they are. Set adapts = True, or remove it."
+            "would stay as they are. Set adapts = True, or give a field of that name another one."
         )
 
 

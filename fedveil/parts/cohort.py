@@ -364,6 +364,36 @@ def _sampled(event: events.Dominated, by: events.Round, rate: float) -> events.R
     return event
 
 
+def contradiction(cohort: Cohort, event: events.Round, population: int) -> str | None:
+    """Why the theorem of a sampled event does not fit what the cohort says of its draws, if so."""
+    expected = cohort.expected(population) * (1 - 1e-9)
+    if isinstance(event, events.PoissonSampled):
+        if not cohort.independent:
+            return (
+                "amplifies as PoissonSampled, which is proven for units that are drawn "
+                "independently of each other. If they are, set independent = True."
+            )
+        drawn = event.rate * population
+    elif isinstance(event, events.SampledWithoutReplacement):
+        if cohort.cap is not None or event.population != population:
+            return (
+                "amplifies as SampledWithoutReplacement, which is proven for uniform draws from "
+                f"all units, but it has cap = {cohort.cap} and draws from {event.population} of "
+                f"{population}. Do not amplify."
+            )
+        drawn = event.cohort
+    elif isinstance(event, events.CyclicSampled):
+        drawn = event.rate * population / event.event.separation
+    else:
+        return None
+    if drawn >= expected:
+        return None
+    return (
+        f"amplifies as if {drawn:g} of {population} units were drawn, but expects "
+        f"{cohort.expected(population):g}. Correct the rate in `amplify`, or `expected`."
+    )
+
+
 def below_cap(population: int, cap: int | None, state: Tensors | None) -> np.ndarray:
     """The units that are below their cap."""
     if cap is None or not state:

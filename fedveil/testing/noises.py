@@ -14,12 +14,13 @@ import torch
 
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
+from fedveil.accounting.deviation import least_deviation
 from fedveil.accounting.norms import Norms
 from fedveil.errors import UserError
 from fedveil.parts.bound import within
 from fedveil.parts.checks import repeatable
 from fedveil.parts.noise import Noise, Share
-from fedveil.parts.part import Begin
+from fedveil.parts.part import Begin, Tensors
 from fedveil.parts.quantize import StochasticRound
 from fedveil.testing.states import check_same_form, first_state
 
@@ -33,9 +34,10 @@ def check_noise(noise: Noise) -> None:
 
     Draws 40,000 coordinates: their deviation is at least the accounted one however many clients
     arrive, they are centred and independent, and a round's noise is new given the rounds before
-    it. Where noise has a table of probabilities, draws follow it, and δ(ε) is computed from it
-    exactly. More noise costs less, unless its amount is fixed, and noise without an amount does
-    not draw. Equal streams give equal noise.
+    it. Where one client's noise is accounted alone, each of those that arrive brings as much. Where
+    noise has a table of probabilities, draws follow it, and δ(ε) is computed from it exactly. More
+    noise costs less, unless its amount is fixed, and noise without an amount does not draw. Equal
+    streams give equal noise.
 
     Pass calibrated noise of about twice the sensitivity, so that the check has power. It does not
     see the tails of a noise without a table: one that is cut off far out passes.
@@ -46,6 +48,7 @@ def check_noise(noise: Noise) -> None:
     _kind_of_numbers(noise)
     _draws_from_its_stream(noise)
     _enough_whoever_came(noise)
+    _enough_of_each_client(noise)
     _as_accounted(noise)
     _independent_draws(noise)
     _new_in_every_round(noise)
@@ -92,26 +95,6 @@ def claimed(noise: Noise, noise_shares: float = EXPECTED) -> events.Release:
     return noise.event(message, message, noise_shares, EXPECTED)
 
 
-def least_deviation(release: events.Round, move: float) -> float:
-    """The deviation without which the release cannot be as private as it says; 0 if it may be.
-
-    A Gaussian release names it. Any law has Var ≥ move²/(e^{D₂} − 1), by Hammersley 1950 and
-    Chapman and Robbins 1951, for the Rényi divergence D₂ between it and itself moved.
-    """
-    match release:
-        case events.GaussianRelease(ratio) | events.Correlated(ratio):
-            return ratio * move
-        case events.RenyiRelease(divergences):
-            second = divergences[events.ORDERS.index(2.0)]
-            return move / math.sqrt(math.expm1(second)) if second < 700 else 0.0
-        case events.Dominated(events.GaussianRelease(ratio)):
-            return move / math.sqrt(math.expm1(min(ratio**-2, 700.0)))
-        case events.Proven(ways):
-            return max(least_deviation(way, move) for way in ways)
-        case _:
-            return 0.0
-
-
 def _kind_of_numbers(noise: Noise) -> None:
     message = messages_of(5)
     drawn = noise.draw(message, 3, EXPECTED, np.random.default_rng(0))
@@ -145,6 +128,18 @@ def _enough_whoever_came(noise: Noise) -> None:
             f"{noise} draws a deviation of {found:.4g} when {arrived} of {EXPECTED:g} arrived, "
             f"but {needed:.4g} is accounted"
         )
+
+
+def _enough_of_each_client(noise: Noise) -> None:
+    """The clients' noise together is that of one client, as accounted alone, √clients times."""
+    if noise.at != "client" or noise.on_messages:
+        return
+    needed = math.sqrt(EXPECTED) * least_deviation(claimed(noise, 1.0), messages_of(1).l2)
+    found = float(np.std(summed_noise(noise, int(EXPECTED))))
+    assert found >= LEAST * needed, (
+        f"{noise}: {EXPECTED:g} clients together add a deviation of {found:.4g}, but one of them "
+        f"is accounted with {needed / math.sqrt(EXPECTED):.4g}; `event` leaves out noise_shares"
+    )
 
 
 def _as_accounted(noise: Noise) -> None:
@@ -195,6 +190,8 @@ def _new_in_every_round(noise: Noise) -> None:
         return
     message, rng = wide(messages_of(1)), np.random.default_rng(3)
     state = first_state(noise, Begin(torch.zeros(message.dim), 8, 4, rng))
+    if not noise.correlated:
+        _the_same_after_any_round(noise, message, state)
     needed, before = least_deviation(claimed(noise), messages_of(1).l2), np.zeros((DRAWS, 0))
     for round in range(4):
         drawn, after = noise.step(message, int(EXPECTED), EXPECTED, rng, state)
@@ -209,6 +206,19 @@ def _new_in_every_round(noise: Noise) -> None:
             f"{found:.4g}, but {needed:.4g} is accounted"
         )
         before, state = np.hstack([before, column]), after
+
+
+def _the_same_after_any_round(noise: Noise, message: Norms, state: Tensors) -> None:
+    """Noise that is accounted as independent is a function of its round's stream."""
+    pasts = [
+        noise.step(message, 6, EXPECTED, np.random.default_rng(seed), state)[1] for seed in (1, 2)
+    ]
+    one, other = (
+        noise.step(message, 6, EXPECTED, np.random.default_rng(0), past)[0] for past in pasts
+    )
+    assert torch.equal(one, other), (
+        f"{noise} depends on the noise of earlier rounds, but does not say that it is correlated"
+    )
 
 
 def masses(noise: Any, message: Norms) -> np.ndarray:

@@ -16,13 +16,13 @@ from scipy.stats import binom
 from torch import Tensor
 
 from fedveil.accounting import events
+from fedveil.accounting.deviation import least_deviation
 from fedveil.accounting.norms import Adjacency, Norms
 from fedveil.loop import State, begin, run_round
 from fedveil.parts.part import Begin
 from fedveil.parts.quantize import by_message
 from fedveil.random.streams import SecretKey
 from fedveil.recipe import Recipe, View
-from fedveil.testing.noises import least_deviation
 from fedveil.testing.replay import (
     Scripted,
     adjacencies,

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from fedveil.accounting import events
-from fedveil.engines.asking import called
+from fedveil.engines.asking import ask, bound_at
 from fedveil.errors import UserError
-from fedveil.models.side_effects import refusing_draws
 from fedveil.parts.checks import repeatable, varied
 from fedveil.parts.part import Begin, Part, Tensors, foreign
 from fedveil.recipe import Recipe
@@ -28,9 +27,7 @@ Draw = Callable[[np.random.Generator], object]
 def refuse_own_randomness(recipe: Recipe, x: Tensor, population: int, rounds: int) -> None:
     """Refuse user-defined parts with randomness of their own, or with the same draw every time."""
     for part, what, draw in _draws(recipe, x, population, rounds):
-        with refusing_draws(called(part)):
-            repeated = not foreign(part) or repeatable(draw)
-        if not repeated:
+        if foreign(part) and not repeatable(draw):
             raise UserError(
                 f"{recipe.name}: {type(part).__name__} draws randomness of its own: two equal "
                 f"streams gave different {what}. Draw only from the rng that it is given."
@@ -69,31 +66,32 @@ def _draws(
     public = expected, recipe.noise_of_mean(len(x), population)
 
     def begun(part: Part, rng: np.random.Generator) -> Tensors:
-        return part.initial_state(Begin(x.clone(), population, rounds, rng, *public))
+        found: Tensors = ask(part, "initial_state", Begin(x, population, rounds, rng, *public))
+        return found
 
     def kept(part: Part) -> Tensors:
         return begun(part, np.random.default_rng(0))
 
     for part in recipe.parts.values():
         yield part, "initial states", lambda rng, part=part: begun(part, rng)  # type: ignore[misc]
-    yield cohort, "clients", lambda rng: cohort.draw(population, rng, kept(cohort))
+    yield cohort, "clients", lambda rng: ask(cohort, "draw", population, rng, kept(cohort))
     if recipe.by_record:  # its records are drawn, bounded and given noise inside silos
         return
     sizes = torch.tensor([EXAMPLES])
-    yield recipe.local, "plans", lambda rng: recipe.local.plan(sizes, 0, rng)
-    limits = recipe.limits(len(x), bound.at(kept(bound)) if bound.adapts else bound)
+    yield recipe.local, "plans", lambda rng: ask(recipe.local, "plan", sizes, 0, rng)
+    limits = recipe.limits(len(x), bound_at(bound, kept(bound)) if bound.adapts else bound)
     if bound.adapts:
-        yield bound, "thresholds", lambda rng: bound.step(kept(bound), 1, 2, expected, rng)
+        yield bound, "thresholds", lambda rng: ask(bound, "step", kept(bound), 1, 2, expected, rng)
     if not noise.calibrated or not limits.message.bounded:
         return
     rows = torch.linspace(-1, 1, len(x))[None] * (limits.bounded.l2 / len(x) ** 0.5)
-    yield quantize, "roundings", lambda rng: quantize(rows.clone(), limits.bounded, rng)
+    yield quantize, "roundings", lambda rng: ask(quantize, "__call__", rows, limits.bounded, rng)
     if noise.on_messages:
-        yield noise, "noise", lambda rng: noise.each(limits.message, rng)
+        yield noise, "noise", lambda rng: ask(noise, "each", limits.message, rng)
     else:
         came = max(round(expected), 1)
         yield (
             noise,
             "noise",
-            lambda rng: noise.step(limits.message, came, expected, rng, kept(noise))[0],
+            lambda rng: ask(noise, "step", limits.message, came, expected, rng, kept(noise))[0],
         )

@@ -19,7 +19,7 @@ from fedveil.data.columns import span
 from fedveil.data.encoding import TableEncoder
 from fedveil.data.federated import Examples, Federated
 from fedveil.data.origin import Origin
-from fedveil.engines.asking import expected_of
+from fedveil.engines.asking import called, expected_of, honest_of
 from fedveil.engines.choose import EngineChoice, choose
 from fedveil.engines.devices import PlacedEngine, device_of, refuse_float64
 from fedveil.engines.isolation import SCALES, made_up, refuse_memory, uniform
@@ -37,6 +37,7 @@ from fedveil.models.loss import Loss
 from fedveil.models.losses import KINDS, LOSSES, Function, Own, as_loss, target_of
 from fedveil.models.side_effects import refuse_parameters_of_others
 from fedveil.parts.local import Local
+from fedveil.parts.part import foreign
 from fedveil.privacy.calibrate import Budget, calibrated, sensible_delta
 from fedveil.privacy.guarantee import units
 from fedveil.privacy.secure import secured
@@ -45,6 +46,7 @@ from fedveil.random.streams import SecretKey, run_key, torch_generator
 from fedveil.recipe import Recipe
 from fedveil.serialization.codec import identified, readable
 from fedveil.training.metrics import Chosen, Metric, Score, chosen
+from fedveil.training.own_laws import refuse_other_laws
 from fedveil.training.own_randomness import refuse_own_randomness
 from fedveil.training.private_evaluation import evaluated_rounds, planned_evaluation, released
 from fedveil.training.private_evaluation import identity as evaluated_on
@@ -101,7 +103,8 @@ def prepare(
     place = device_of(device)
     team.place(place)
     _check_arguments(recipe, data, rounds, evaluate_every, checkpoint_every, noise)
-    recipe, data = _fitted(recipe, data)
+    asked, data = _fitted(recipe, data)
+    recipe = asked
     data, compared = with_loss(data, loss)
     task = make_task(model, data, seed, compared)
     scores = _scores(metric, metrics, task, data)
@@ -131,7 +134,9 @@ def prepare(
         recipe = secured(recipe)
     recipe = recipe.planned(rounds, data.clients)
     recipe = calibrated(recipe, budget, 1 if per_round else rounds, task.dim, data.clients)
+    _refuse_unreadable(asked, recipe)
     refuse_own_randomness(recipe, x, data.clients, rounds)
+    refuse_other_laws(recipe, x, data.clients, rounds)
     fingerprint = data.fingerprint()
     facts = _model_facts(task, x, data, hidden=noise == "secure" or not recipe.private)
     identity = run_key(
@@ -175,7 +180,19 @@ def _fitted(recipe: Recipe, data: Federated) -> tuple[Recipe, Federated]:
         data = data.by_example()
     recipe = with_statistics(recipe, data.origin)
     expected_of(recipe.cohort, data.clients)  # refuses a cohort larger than the population
+    honest_of(recipe.cohort, data.clients)
     return recipe, data
+
+
+def _refuse_unreadable(asked: Recipe, found: Recipe) -> None:
+    """Refuse parts that a saved run could not be compared with: it could not be read again."""
+    for before, after in ((asked.bound, found.bound), (asked.cohort, found.cohort)):
+        if foreign(before) and before.found_as(after) != after:  # type: ignore[arg-type]
+            raise UserError(
+                f"{called(before)} became {after!r} when the run was prepared, but its `found_as` "
+                "does not return that for it, so the saved run could not be read. Define "
+                "`found_as` beside `planned` or `probed_at`."
+            )
 
 
 def _check_patience(patience: int, recipe: Recipe, data: Federated, noisy: bool) -> None:

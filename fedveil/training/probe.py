@@ -11,7 +11,7 @@ from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError
 from fedveil.loop import begin, run_round
-from fedveil.parts.bound import Unbounded
+from fedveil.parts.bound import Bound, Unbounded
 from fedveil.parts.noise import NoNoise
 from fedveil.parts.quantize import NoQuantization
 from fedveil.random.streams import run_key
@@ -34,6 +34,7 @@ def probed(
     """
     if not recipe.bound.awaits_probe:
         raise UserError(f"{recipe.name} has no threshold to probe. Use clip='probe'.")
+    _require_leak(recipe.bound)
     bare = replace(recipe, bound=Unbounded(), quantize=NoQuantization(), noise=NoNoise())
     key = run_key("probe", seed, identified(bare), rounds, data.fingerprint())
     state = begin(bare, x.clone(), data, rounds, key)
@@ -46,4 +47,16 @@ def probed(
             f"{recipe.name}: without bound and noise, no update had a finite norm above 0, so the "
             "probe found no threshold. Lower the learning rate, or give clip."
         )
-    return replace(recipe, bound=recipe.bound.probed_at(total / count))
+    found = recipe.bound.probed_at(total / count)
+    _require_leak(found)
+    return replace(recipe, bound=found)
+
+
+def _require_leak(bound: Bound) -> None:
+    """Refuse a bound that takes its threshold from the data and does not say so."""
+    if not bound.leaks:
+        kind = type(bound).__name__
+        raise UserError(
+            f"Bound {kind} has its threshold measured on the data without noise (`awaits_probe`), "
+            "which no ε covers, but says leaks = False. Set leaks = True."
+        )

@@ -18,6 +18,7 @@ class CoinFlips(Cohort):
     rate: float
     cap: int | None = None
     adjacency = "add-remove"
+    independent = True
 
     def expected(self, population):
         return self.rate * population

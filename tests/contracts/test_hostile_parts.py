@@ -340,7 +340,7 @@ def test_a_bound_that_would_change_says_that_it_adapts() -> None:
             return state
 
     for bound, name in ((Later(0.7), "at"), (Stepping(0.7), "step")):
-        words = f"defines `{name}`, but does not adapt.*Set adapts = True, or remove it"
+        words = f"defines `{name}`, but does not adapt.*Set adapts = True, or give a field"
         with pytest.raises(UserError, match=words):
             replace(CLIPPED, bound=bound)
 
@@ -486,6 +486,7 @@ class Amplified(Cohort):
     adjacency: Any = "zero-out"
     poisson: bool = False
     fixed = True
+    independent = True
 
     def expected(self, population: int) -> float:
         return float(self.size)
@@ -885,6 +886,7 @@ def test_calibration_asks_a_part_that_may_change_again() -> None:
     @dataclass(frozen=True)
     class Changing(Cohort):
         adjacency = "add-remove"
+        independent = True
         rate: float = 0.01
 
         def expected(self, population: int) -> float:

@@ -465,8 +465,14 @@ class Remembered(own.OwnNoise):
 
 
 def test_noise_with_a_state_must_be_new_in_every_round() -> None:
-    with pytest.raises(AssertionError, match="given the rounds before, the noise of round"):
+    @dataclass(frozen=True)
+    class Declared(Remembered):
+        correlated = True
+
+    with pytest.raises(AssertionError, match="does not say that it is correlated"):
         check_noise(Remembered(2.0))
+    with pytest.raises(AssertionError, match="given the rounds before, the noise of round"):
+        check_noise(Declared(2.0))
 
 
 def test_a_plan_without_the_size_of_noise_tells_what_to_define() -> None:

@@ -19,14 +19,14 @@ from fedveil import recipe as recipe_module
 from fedveil.engines import asking, bounding
 from fedveil.errors import UserError
 from fedveil.ledger import charging
-from fedveil.parts import bound, memory, noise, part, server, values
+from fedveil.parts import bound, cohort, memory, noise, part, server, values
 from fedveil.privacy.answers import ChangedError
 from fedveil.random.streams import stream
 from fedveil.recipe import Recipe
 from fedveil.serialization import code
 from fedveil.testing import check_bound, check_memory, check_noise, check_server
 from fedveil.testing.recipes import check_history, check_neighbours, check_streams
-from fedveil.training import own_randomness
+from fedveil.training import own_laws, own_randomness
 from fedveil.training import run as training_run
 from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
@@ -45,6 +45,7 @@ from tests.unit.algorithms import test_own_algorithm
 from tests.unit.engines import test_asking as asked
 from tests.unit.parts import test_server, test_values
 from tests.unit.privacy import test_answers
+from tests.unit.training import test_own_laws as laws
 from tests.unit.training.test_own_randomness import Entropy, Reseeded, Shuffled
 
 
@@ -77,7 +78,16 @@ def unready(**parts: Any) -> None:
         own_randomness.refuse_own_randomness(replace(CLIPPED, **parts), torch.zeros(6), 12, 4)
     except UserError:
         return
-    raise AssertionError(f"{parts} were found ready")
+    raise AssertionError(f"{parts} were ready")
+
+
+def unlawful(**parts: Any) -> None:
+    laws.Seen.largest = 1.0
+    try:
+        own_laws.refuse_other_laws(replace(laws.RECIPE, **parts), torch.zeros(18), 20, 4)
+    except UserError:
+        return
+    raise AssertionError(f"{parts} were accepted")
 
 
 def silo_refused(kind: type) -> None:
@@ -255,7 +265,7 @@ MUTATIONS = [
     ),
     Mutation(
         "sampling that is proven for other neighbours",
-        returning(Recipe, "_proven", lambda self, event, adjacency: event),
+        returning(Recipe, "_proven", lambda self, event, *given: event),
         "test_sampling_counts_only_for_the_neighbours_that_it_is_proven_for",
         lambda: unaccounted(cohort=hostile.Amplified()),
     ),
@@ -464,6 +474,72 @@ MUTATIONS = [
         returning(own_randomness, "_refuse_constant_cohort", lambda *_: None),
         "unready",
         lambda: unready(cohort=Shuffled()),
+    ),
+    Mutation(
+        "sampling at a smaller rate than the cohort's own",
+        line(recipe_module, "contradiction", ("if drawn >= expected:", "if True:")),
+        "unaccounted",
+        lambda: unaccounted(cohort=laws.Drawn(said=0.002)),
+    ),
+    Mutation(
+        "coins of units that may depend on each other",
+        line(recipe_module, "contradiction", ("if not cohort.independent:", "if False:")),
+        "unaccounted",
+        lambda: unaccounted(cohort=laws.Percent()),
+    ),
+    Mutation(
+        "cohorts whose sizes have another variance",
+        line(own_laws, "_check_sizes", ("not 0.2 < np.var(sizes) / spread < 4", "False")),
+        "unlawful",
+        lambda: unlawful(cohort=laws.Drawn("fixed")),
+    ),
+    Mutation(
+        "a cohort that one client is always in",
+        line(own_laws, "_check_sizes", ("if taken.max() >", "if 0 >")),
+        "unlawful",
+        lambda: unlawful(cohort=laws.OneAlways()),
+    ),
+    Mutation(
+        "a cohort that is judged by its first round alone",
+        line(own_laws, "_check_cohort", ("range(5)", "range(0)")),
+        "unlawful",
+        lambda: unlawful(cohort=laws.Drawn("ever more")),
+    ),
+    Mutation(
+        "noise below its event",
+        line(own_laws, "_check_amount", ("if found < ENOUGH * needed:", "if False:")),
+        "unlawful",
+        lambda: unlawful(noise=laws.Own("a tenth")),
+    ),
+    Mutation(
+        "one number for all coordinates",
+        line(own_laws, "_check_amount", ("if message.dim > 1 and", "if False and")),
+        "unlawful",
+        lambda: unlawful(noise=laws.Own("one number")),
+    ),
+    Mutation(
+        "noise of the sum that counts for each client",
+        returning(own_laws, "_check_shares", lambda *_: None),
+        "unlawful",
+        lambda: unlawful(noise=laws.Own(at="client"), view="messages"),
+    ),
+    Mutation(
+        "noise that takes back that of the round before",
+        line(own_laws, "_check_later_rounds", ("if not torch.equal(one, other):", "if False:")),
+        "unlawful",
+        lambda: unlawful(noise=laws.Differences(2.0), cohort=cohort.Everyone()),
+    ),
+    Mutation(
+        "a bound that remembers other clients",
+        line(own_laws, "_check_bound", ("if not torch.equal(", "if False and not torch.equal(")),
+        "unlawful",
+        lambda: unlawful(bound=laws.Running()),
+    ),
+    Mutation(
+        "a threshold that follows a count without noise",
+        returning(own_laws, "_refuse_unaccounted_counts", lambda *_: None),
+        "unlawful",
+        lambda: unlawful(bound=laws.Counting(0.7)),
     ),
     Mutation(
         "a memory of the mean message",

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedveil import algorithms, loop
+from fedveil import algorithms, loop, recipe
 from fedveil.accounting import events
 from fedveil.accounting.norms import Norms
 from fedveil.audit.mechanism import audit_noise
@@ -358,6 +358,7 @@ MORE = [
         "amplified at half the rate",
         replace(CLIPPED, cohort=HalfRate(0.5)),
         part("cohort", check_cohort),
+        returning(recipe, "contradiction", lambda *_: None),  # which refuses this rate
     ),
     Planted(
         "one seed for all clients' noise",

@@ -23,9 +23,8 @@ EVENTS: list[events.Round] = [
     ),
     events.Proven((events.ApproximateRelease(1.0, 1e-6), RENYI)),
     events.Correlated(1 / 3, square_root(3), 2, None, 1e-9, 4, 1),
-    events.CyclicSampled(
-        0.1, events.Correlated(2.0, Column(weights=(0.3,), decays=(0.9,)), 5, most=3)
-    ),
+    events.CyclicSampled(0.1, events.Correlated(2.0, square_root(5), 5, most=3)),
+    events.Correlated(2.0, Column(weights=(0.3,), decays=(0.9,)), 5, most=3),
     events.InSilos(
         (
             events.PoissonSampled(0.1, events.GaussianRelease(2.0)),

@@ -251,7 +251,7 @@ def test_losses_that_differ_in_what_they_refer_to_do_not_share_noise(
         ("cross_entropy(weight=[1])", "Did you mean 'weights'"),
         ("focal(gamma=)", "cannot be read"),
         ("focal(gamma='a')", "is not a number"),
-        ("nowhere:loss", "no module 'nowhere'"),
+        ("no_such_losses:loss", "no module 'no_such_losses'"),
         (7, "loss is 7"),
     ],
 )

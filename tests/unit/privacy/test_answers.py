@@ -68,6 +68,7 @@ class Switching(Cohort):
 
     amplifies: ClassVar[bool] = False
     adjacency = "add-remove"
+    independent = True
 
     def expected(self, population: int) -> float:
         return 0.5 * population
@@ -78,7 +79,7 @@ class Switching(Cohort):
         return Poisson(0.5).draw(population, rng)
 
     def amplify(self, event: events.Round, population: int) -> events.Round:
-        return Poisson(0.1).amplify(event, population) if self.amplifies else event
+        return Poisson(0.5).amplify(event, population) if self.amplifies else event
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +106,11 @@ def test_a_part_that_changes_with_its_use_is_refused_before_it_is_charged(
 def test_a_round_in_which_a_part_changes_is_not_published(
     blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for trial in ("rehearse", "refuse_own_randomness"):  # as if it began to change later
+    for trial in (
+        "rehearse",
+        "refuse_own_randomness",
+        "refuse_other_laws",
+    ):  # as if it began to change later
         monkeypatch.setattr(preparing, trial, lambda *given: None)
     training = started(blobs, tmp_path / "a", noise=Warmup())
     before = training.state.x.clone()
@@ -176,7 +181,7 @@ class OnlyInTwo(Noise):
     """Follows the bound in two dimensions, in which recipes are checked, but not in the model's."""
 
     def draw(self, message: Norms, arrived: int, expected: float, rng: Any) -> Tensor:
-        return torch.from_numpy(rng.normal(size=message.dim))
+        return torch.from_numpy(rng.normal(0, 2, message.dim))
 
     def event(self, message: Norms, sensitivity: Norms, *rest: Any) -> events.Release:
         follows = message.l2 if message.dim == 2 else 1.0

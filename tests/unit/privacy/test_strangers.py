@@ -54,6 +54,7 @@ class Fifth(Cohort):
     kind: Adjacency = "add-remove"
     fixed = False
     honest = None
+    independent = True
 
     @property
     def adjacency(self) -> Adjacency:  # type: ignore[override]
@@ -221,14 +222,20 @@ def test_what_an_unknown_memory_remembers_is_not_amplified() -> None:
     assert recipe.spent(30, 100, 7) == events.Composed(events.GaussianRelease(3.0), 7)
 
 
+class Dependent(Fifth):
+    """The same draws, but does not say that they are independent."""
+
+    independent = False
+
+
 def test_memory_of_participants_needs_draws_that_are_known_to_be_independent() -> None:
     memory = ErrorCompensation(0.5)
     recipe = replace(SAMPLED, report=PseudoGradient())
     assert replace(recipe, memory=memory).private
     with pytest.raises(
-        UserError, match=r"cohort Fifth do not fit.*only if clients are drawn independently"
+        UserError, match=r"cohort Dependent do not fit.*only if clients are drawn independently"
     ):
-        replace(recipe, cohort=Fifth(), memory=memory)
+        replace(recipe, cohort=Dependent(), memory=memory)
 
 
 def test_unknown_noise_of_the_clients_is_not_said_to_be_topped_up_by_the_server() -> None:
