@@ -165,10 +165,15 @@ class Stream:
         return Silos.in_entry(self.body)
 
     def charged(self, view: View, rounds: int | None = None) -> Charged:
-        """The stream's charge in a view, for composition; of other rounds than those so far."""
+        """The stream's charge in a view, for composition; of other rounds than those so far.
+
+        Versions of a round are charged as lost rounds are: on top of a cap, of a separation, and of
+        what correlated noise covers.
+        """
         drawn = len(self.rounds) if rounds is None else rounds
-        count = drawn + repeated(self.digests)
-        return Charged(self.plans[view], int(self.body["rounds"]), count)
+        plan, extra = self.plans[view], repeated(self.digests)
+        charged = plan.redrawn(extra) if extra else plan
+        return Charged(charged, int(self.body["rounds"]), drawn + extra)
 
 
 @dataclass(frozen=True)

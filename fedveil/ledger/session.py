@@ -235,7 +235,7 @@ class Session:
     def _lock_data(self) -> None:
         """Lock these data, and compute how many rounds the budgets allow.
 
-        Recomputed only if a budget changed or others have drawn rounds.
+        Recomputed only if a budget changed, others have drawn rounds, or rounds have more versions.
         """
         if self._lock is None:
             lock = self.ledger.lock(self.facts.account)
@@ -243,8 +243,8 @@ class Session:
             self._lock = lock
             self.ledger.sync()
         limits = self.limits
-        others = (s for s in self.ledger.of(self.facts.account) if s is not self._stream)
-        found = (limits, sum(stream.releases for stream in others))
+        released = sum(stream.releases for stream in self._streams)
+        found = (limits, released - len(self._stream.rounds))
         if found != self._counted:
             self._counted = found
             self._room = min(map(self._allowed, limits), default=math.inf)

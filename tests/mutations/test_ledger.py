@@ -31,7 +31,7 @@ from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.federation import test_reception
-from tests.unit.ledger import test_stopping
+from tests.unit.ledger import test_stopping, test_versions
 from tests.unit.privacy import test_together
 from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped, Sure
 
@@ -205,6 +205,16 @@ def check_versions() -> None:
     assert spent == accounting.epsilon(SAMPLED.spent(DIM, CLIENTS, 2), DELTA)
 
 
+def check_capped_versions() -> None:
+    """The account of a capped, cyclic or correlated run costs what the run states."""
+    for recipe in test_versions.RECIPES.values():
+        with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
+            test_versions.test_the_account_of_versions_costs_at_least_what_the_run_states(
+                recipe, people(12), Path(place) / "a", Path(place) / "ledger.sqlite", patch
+            )
+
+
 def check_unpublished() -> None:
     """A version beyond the run's own ε is not published."""
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
@@ -333,8 +343,11 @@ MUTATIONS = [
              line(together.Way, "redrawn", ("self.most + lost", "self.most")),
              "lost cap", check_lost_cap),
     Mutation("versions of a round are charged once",
-             line(Stream, "charged", (" + repeated(self.digests)", "")),
+             line(Stream, "charged", ("drawn + extra", "drawn")),
              "versions", check_versions),
+    Mutation("versions of a round do not come on top of a cap or of correlated noise",
+             line(Stream, "charged", ("plan.redrawn(extra) if extra else plan", "plan")),
+             "versions over a cap", check_capped_versions),
     Mutation("versions of a round are stated once",
              returning(session, "repeated", lambda _: 0), "versions", check_versions),
     Mutation("versions of a round are published beyond a run's own ε",

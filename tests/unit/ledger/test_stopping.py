@@ -241,7 +241,7 @@ class Changing(Gaussian):
         return super().draw(message, arrived, expected, rng) + self.SHIFT
 
     def event(self, *given: Any) -> events.Release:
-        return Gaussian(self.multiplier).event(*given)
+        return Gaussian(self.multiplier, at=self.at).event(*given)
 
 
 def changed(
