@@ -235,12 +235,16 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
 def check(enrolment: Enrolment, round: int, state: State) -> str:
     """The digest of what a round will publish; a repeated round is charged unless it is equal.
 
-    A round in which a part has changed is not published: its noise may not be what was charged.
+    A round in which a part has changed is not published: its noise may not be what was charged. Nor
+    is another version of a round of a run with private evaluation, whose noise is charged once.
     """
     enrolment.terms.require_unchanged()
     if enrolment.session is None:
         return ""
     terms, session, released = enrolment.terms, enrolment.session, digest(state)
+    if terms.recipe.evaluation is not None:
+        session.commit(round, released, once=True)
+        return released
     session.check(round, released)
     if session.repeats(round, released):  # one more release, charged before anyone sees it
         _keep_own_budget(terms, session, round, again=1)

@@ -31,9 +31,9 @@ from fedveil.privacy import composition
 from fedveil.recipe import View
 
 RELEASED_BEFORE = (
-    "some rounds were released before with the same seed and other bytes. ε counts both. If a "
-    "part draws randomness of its own, that is enough. Otherwise their noise is the same: release "
-    "only one of the two."
+    "some rounds were released before with the same seed and other bytes. The ledger charges both. "
+    "If a part draws randomness of its own, that is enough. Otherwise their noise is the same: "
+    "release only one of the two."
 )
 PATIENCE = 1.0  # seconds: long enough for a budget that is being set, not for a run
 
@@ -96,9 +96,9 @@ class Session:
         return max(self.rounds_of_other_keys - self._completed, 0)
 
     def lost(self, kind: Callable[[int], bool]) -> int:
-        """How many of the redrawn rounds are of a kind."""
+        """How many rounds of a kind were drawn with another key, beyond those of the state."""
         if not self.facts.stream.startswith("secret"):
-            return repeated({r: found for (_, r), found in self._published.items() if kind(r)})
+            return 0  # drawn again with the same noise
         others = (r for key, r in self.ledger.drawn.get(self.run, ()) if key != self._key)
         return max(sum(map(kind, others)) - sum(map(kind, range(self._completed))), 0)
 
@@ -163,39 +163,59 @@ class Session:
                 f"unit and split, or remove that budget: `{related.lift_command}`."
             )
 
-    def check(self, round: int, digest: str, always: bool = False) -> None:
-        """Refuse to publish a round that was published before with other bytes.
+    def check(self, round: int, digest: str) -> None:
+        """Refuse to publish a round on a budget if it was published before with other bytes.
 
         Two releases with the same noise reveal their difference. Without a budget it is only
-        recorded (`commit`), since a simulation may compare two engines, unless it is asked for
-        `always`.
+        recorded (`commit`), since a simulation may compare two engines.
         """
+        self.ledger.sync()
+        if self.limits:
+            self._refuse_version(round, digest)
+
+    def repeats(self, round: int, digest: str) -> bool:
+        """Whether this run has published the round before, with other bytes."""
+        self.ledger.sync()
+        before = self._published.get((self.facts.stream, round), ())
+        return bool(before) and digest not in before
+
+    def commit(self, round: int, digest: str, once: bool = False) -> None:
+        """Record that a round is published, with the digest of its release.
+
+        `once` is for a release that is charged once, however often it is made: it is committed
+        before it is published, and refused if other bytes were.
+        """
+        with self.ledger.writing():
+            if once:
+                self._refuse_version(round, digest)
+            entry = self._committed(round, digest)
+        self._entry = entry
+        self.ledger.sync()
+
+    def _committed(self, round: int, digest: str) -> int | None:
+        """Add the digest of a round inside `writing`, unless this run has it."""
+        mine = self._published.get((self.facts.stream, round), ())
+        if digest in mine and digest in self._stream.digests.get(round, ()):
+            return self._entry
+        self.differed |= self._differs(round, digest)
+        entry = self._add()  # an earlier process may have reserved the round
+        self.ledger.chain.add("commit", {"run": entry, "round": round, "digest": digest})
+        return entry
+
+    def _differs(self, round: int, digest: str) -> bool:
+        """Whether a round was published before with the same noise, and only with other bytes."""
         before = self.ledger.released(self._empty.noise, round)
-        if before and digest not in before and (always or self.limits):
+        return bool(before) and digest not in before
+
+    def _refuse_version(self, round: int, digest: str) -> None:
+        if self._differs(round, digest):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
                 "by another engine, version, machine or number of processes, or because a part "
                 "draws randomness of its own. Releasing it again with the same noise would reveal "
-                "the difference. Resume it as it was run before, or use another seed."
+                "the difference. Repeat it exactly as before, or start anew with another seed or "
+                "with secret noise, which is charged as a new release."
             )
-
-    def repeats(self, round: int, digest: str) -> bool:
-        """Whether this run has published the round before, with other bytes."""
-        before = self._published.get((self.facts.stream, round), ())
-        return bool(before) and digest not in before
-
-    def commit(self, round: int, digest: str) -> None:
-        """Record that a round was published, with the digest of its release."""
-        mine = self._published.get((self.facts.stream, round), ())
-        if digest in mine and digest in self._stream.digests.get(round, ()):
-            return
-        before = self.ledger.released(self._empty.noise, round)
-        self.differed |= bool(before) and digest not in before
-        with self.ledger.writing():
-            entry = self._add()  # an earlier process may have reserved the round
-            self.ledger.chain.add("commit", {"run": entry, "round": round, "digest": digest})
-        self._entry = entry
-        self.ledger.sync()
 
     def end(self, view: View, rounds: int, epsilon: float, limited: bool = False) -> None:
         """Record what the run's own statement says, so that `verify` can recompute it.

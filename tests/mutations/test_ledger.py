@@ -207,11 +207,11 @@ def check_versions() -> None:
 
 def check_capped_versions() -> None:
     """The account of a capped, cyclic or correlated run costs what the run states."""
-    for recipe in test_versions.RECIPES.values():
+    for made in test_versions.RECIPES.values():
         with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
             patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
             test_versions.test_the_account_of_versions_costs_at_least_what_the_run_states(
-                recipe, people(12), Path(place) / "a", Path(place) / "ledger.sqlite", patch
+                made, people(12), Path(place) / "a", Path(place) / "ledger.sqlite", patch
             )
 
 
