@@ -339,7 +339,7 @@ def _keep_own_budget(terms: Terms, session: Session, round: int, again: int = 0)
     lost = session.redrawn + again
     if terms.budget is None or not lost:
         return
-    fresh = 0 if session.reserved(round) else 1  # a reserved round is paid for if it is equal
+    fresh = 0 if session.drew(round) else 1  # an equal run's rounds are not among its own
     needed = _own_epsilon(terms, max(session.rounds, round) + fresh + again, lost)
     if needed > terms.budget.epsilon:
         raise BudgetError(

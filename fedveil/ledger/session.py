@@ -129,6 +129,10 @@ class Session:
         """Whether a round of this stream is charged."""
         return round in self._stream.rounds
 
+    def drew(self, round: int) -> bool:
+        """Whether this run has reserved a round with its present key."""
+        return (self._key, round) in self.ledger.drawn.get(self.run, ())
+
     def affordable(self, rounds: range) -> bool:
         """Whether all these rounds fit; rounds reserved before need no room."""
         return sum(round not in self._stream.rounds for round in rounds) <= self.room

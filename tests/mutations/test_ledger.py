@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -215,6 +216,26 @@ def check_capped_versions() -> None:
             )
 
 
+def versions(test: Callable[..., None]) -> None:
+    """A test of versions, with a ledger of its own."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
+        try:
+            test(people(12), Path(place), patch)
+        except pytest.fail.Exception as missed:
+            raise AssertionError(str(missed)) from missed
+
+
+def check_equal_run() -> None:
+    versions(test_versions.test_an_equal_run_in_the_ledger_pays_for_no_round_of_this_one)
+
+
+def check_at_once() -> None:
+    versions(
+        test_versions.test_a_version_that_was_committed_since_the_last_entry_was_read_is_noticed
+    )
+
+
 def check_unpublished() -> None:
     """A version beyond the run's own ε is not published."""
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
@@ -348,6 +369,12 @@ MUTATIONS = [
     Mutation("versions of a round do not come on top of a cap or of correlated noise",
              line(Stream, "charged", ("plan.redrawn(extra) if extra else plan", "plan")),
              "versions over a cap", check_capped_versions),
+    Mutation("an equal run pays for a run's own rounds",
+             line(charging, "_keep_own_budget", ("session.drew(", "session.reserved(")),
+             "equal run", check_equal_run),
+    Mutation("two processes at once are not noticed",
+             line(session.Session, "_committed", ("self._differs(round, digest)", "False")),
+             "two processes at once", check_at_once),
     Mutation("versions of a round are stated once",
              returning(session, "repeated", lambda _: 0), "versions", check_versions),
     Mutation("versions of a round are published beyond a run's own ε",
