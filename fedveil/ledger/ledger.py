@@ -280,6 +280,10 @@ class Books:
         """The noise stream of a run's entry."""
         return self.streams[self._runs[entry][0]]
 
+    def newest_stream(self, run: str) -> Stream:
+        """The noise stream from which a run has drawn last."""
+        return self.streams[[key for key, name in self._runs.values() if name == run][-1]]
+
     def entries_of(self, noise: str) -> list[int]:
         """The entries of the runs with this noise."""
         return [entry for entry in self._runs if self.stream_of(entry).noise == noise]

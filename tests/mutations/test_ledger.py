@@ -18,7 +18,7 @@ from fedveil.data.origin import Origin
 from fedveil.engines.totals import Total
 from fedveil.errors import UserError
 from fedveil.federation import reception
-from fedveil.ledger import charging, session, verify
+from fedveil.ledger import charging, session, stated, verify
 from fedveil.ledger.chain import now
 from fedveil.ledger.ledger import Account, Facts, Stream, open_ledger
 from fedveil.parts.cohort import Cohort, Everyone
@@ -216,8 +216,8 @@ def check_capped_versions() -> None:
             )
 
 
-def versions(test: Callable[..., None]) -> None:
-    """A test of versions, with a ledger of its own."""
+def in_own_ledger(test: Callable[..., None]) -> None:
+    """Run a test with a ledger of its own."""
     with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
         try:
@@ -227,11 +227,15 @@ def versions(test: Callable[..., None]) -> None:
 
 
 def check_equal_run() -> None:
-    versions(test_versions.test_an_equal_run_in_the_ledger_pays_for_no_round_of_this_one)
+    in_own_ledger(test_versions.test_an_equal_run_in_the_ledger_pays_for_no_round_of_this_one)
+
+
+def check_listed() -> None:
+    in_own_ledger(test_stopping.test_a_run_with_versions_is_listed_with_what_it_will_state)
 
 
 def check_at_once() -> None:
-    versions(
+    in_own_ledger(
         test_versions.test_a_version_that_was_committed_since_the_last_entry_was_read_is_noticed
     )
 
@@ -375,6 +379,8 @@ MUTATIONS = [
     Mutation("two processes at once are not noticed",
              line(session.Session, "_committed", ("self._differs(round, digest)", "False")),
              "two processes at once", check_at_once),
+    Mutation("a crashed run is listed with its plan",
+             returning(stated, "redrawn", lambda *_: 0), "listed", check_listed),
     Mutation("versions of a round are stated once",
              returning(session, "repeated", lambda _: 0), "versions", check_versions),
     Mutation("versions of a round are published beyond a run's own ε",
