@@ -218,10 +218,11 @@ def check_capped_versions() -> None:
 
 def in_own_ledger(test: Callable[..., None]) -> None:
     """Run a test with a ledger of its own."""
-    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+    context = pytest.MonkeyPatch.context
+    with tempfile.TemporaryDirectory() as place, context() as patch, context() as during:
         patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
         try:
-            test(people(12), Path(place), patch)
+            test(people(12), Path(place), during)
         except pytest.fail.Exception as missed:
             raise AssertionError(str(missed)) from missed
 
