@@ -17,6 +17,7 @@ from fedveil.accounting.rounding import rounded_up, short
 from fedveil.errors import UserError
 from fedveil.ledger.chain import now
 from fedveil.ledger.ledger import (
+    ACCOUNTANT,
     Facts,
     Ledger,
     Limit,
@@ -233,9 +234,9 @@ class Session:
         exposed = any(isinstance(way.event, events.NonPrivate) for way in ways)
         found = None if exposed or not math.isfinite(epsilon) else epsilon
         body = {"run": self._entry, "view": view, "rounds": rounds, "redrawn": self.redrawn}
-        stated = {"of": "the plan", "limited": limited, "epsilon": found, "at": now()}
+        stated = {"of": "the plan", "limited": limited, "epsilon": found, "accountant": ACCOUNTANT}
         with self.ledger.writing():
-            self.ledger.chain.add("end", {**body, **stated})
+            self.ledger.chain.add("end", {**body, **stated, "at": now()})
         self.ledger.sync()
 
     def trace(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
 from tests.unit.federation import test_reception
-from tests.unit.ledger import test_stopping, test_versions
+from tests.unit.ledger import test_session, test_stopping, test_versions
 from tests.unit.privacy import test_together
 from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped, Sure
 
@@ -128,6 +128,23 @@ def check_limited_end() -> None:
             books.chain.add("end", {**body, **stated, "at": now()})
         assert verify.verify(books).problems
         training.session.close()
+
+
+def check_accountant() -> None:
+    """An entry is held to the accountant that wrote it, and another one's to about the same."""
+    with tempfile.TemporaryDirectory() as place:
+        for number, test in enumerate(
+            (
+                test_session.test_verify_holds_an_entry_to_the_accountant_that_wrote_it,
+                test_session.test_verify_notes_what_an_earlier_accountant_found,
+            )
+        ):
+            books = open_ledger(Path(place) / f"{number}.sqlite")
+            try:
+                test(books)
+            except ValueError as missed:  # there is no problem to unpack
+                raise AssertionError(str(missed)) from missed
+            books.close()
 
 
 def check_unrecorded() -> None:
@@ -334,11 +351,19 @@ MUTATIONS = [
              line(charging, "_own_epsilon", ("best.redrawn(lost)", "best")),
              "own limit", check_own_limit),
     Mutation("verify believes any number of rounds",
-             line(verify, "_misstated", ('"of" in body and ', "False and ")),
+             line(verify, "_too_few", ('"of" in body and ', "False and ")),
              "verify", check_verify),
     Mutation("verify believes any limit",
-             line(verify, "_misstated", ("min(max(said, least), found)", "said")),
+             line(verify, "_recomputed",
+                  ("max(_said(entry), accounting.epsilon(plan.spent(drawn), delta))",
+                   "_said(entry)")),
              "limited end", check_limited_end),
+    Mutation("verify takes every entry for one of another accountant",
+             line(verify, "_judge", ('body.get("accountant") != ACCOUNTANT', "True")),
+             "accountant", check_accountant),
+    Mutation("verify takes any number of another accountant",
+             line(verify, "_judge", ("found <= (1 + REFINED) * said", "True")),
+             "accountant", check_accountant),
     Mutation("an unrecorded run says nothing",
              returning(charging, "recorded", lambda _: "recorded"),
              "unrecorded", check_unrecorded),
