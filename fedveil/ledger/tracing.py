@@ -16,11 +16,16 @@ from fedveil.ledger.ledger import ENVIRONMENT, Ledger, ledger_path
 Trace = Mapping[str, Any]  # what a run's directory stores about the ledger
 
 
-def traced_path(trace: Trace, given: Path | None = None) -> Path:
+def place_of(trace: Trace, given: Path | None = None) -> Path:
     """The given path, that of the environment variable, or where the run's ledger was."""
     if given is None and ENVIRONMENT not in os.environ:
         given = Path(trace["path"])
-    where = ledger_path(given)
+    return ledger_path(given)
+
+
+def traced_path(trace: Trace, given: Path | None = None) -> Path:
+    """The path of the ledger that records a run, which must exist."""
+    where = place_of(trace, given)
     if not Chain.exists(where):
         raise UserError(
             f"This run is recorded in the ledger that was at {trace['path']}, but {where} does not "
