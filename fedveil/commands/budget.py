@@ -256,7 +256,10 @@ def _show_verdict(verdict: Verification) -> None:
     for problem in verdict.problems:
         entry("WRONG", f"{problem}.", WIDTH)
     if not verdict.problems:
-        text = "every recorded ε was confirmed, and no budget was exceeded while it applied."
+        other = "other " * bool(verdict.notes)
+        text = (
+            f"every {other}recorded ε was confirmed, and no budget was exceeded while it applied."
+        )
         entry("Verified", text, WIDTH)
 
 
