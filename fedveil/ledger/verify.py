@@ -119,7 +119,7 @@ def _judge(verdict: Verification, books: Books, entry: Entry) -> None:
     It may be more: an accountant that has become tighter finds less.
     """
     body, said, found = entry.body, _said(entry), _recomputed(books, entry)
-    if said >= found - TOLERANCE * max(found, 1.0):
+    if found <= said + TOLERANCE * max(said, 1.0):
         return
     recipe = books.stream_of(body["run"]).body["recipe"]
     stated = (
