@@ -165,7 +165,7 @@ def _listed(path: Path) -> Listed:
             "delta": plain.get("delta"),
             "view": str(recipe.get("view", "models")),
             "private": class_of(recipe.get("noise", {}), NoNoise).private,
-            "leaks": class_of(recipe.get("bound", {}), Unbounded).leaks,  # if it has not ended
+            "leaks": class_of(recipe.get("bound", {}), Unbounded).leaks,
             "seed": int(plain.get("seed", 0)),
             "noisy": recipe.get("evaluation") is not None,
         }

@@ -13,6 +13,7 @@ import pytest
 from fedveil import algorithms, recipe
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
+from fedveil.comparing import costs
 from fedveil.data.federated import Federated
 from fedveil.data.origin import Origin
 from fedveil.engines.totals import Total
@@ -31,6 +32,7 @@ from fedveil.testing.replay import people
 from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.comparing import test_costs
 from tests.unit.federation import test_reception
 from tests.unit.ledger import test_session, test_stopping, test_versions
 from tests.unit.privacy import test_together
@@ -248,6 +250,14 @@ def check_equal_run() -> None:
     in_own_ledger(test_versions.test_an_equal_run_in_the_ledger_pays_for_no_round_of_this_one)
 
 
+def check_stale() -> None:
+    """A copy of the ledger without the newest runs gives no total cost."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        ledger = Path(place) / "ledger.sqlite"
+        patch.setenv("FEDVEIL_LEDGER", str(ledger))
+        test_costs.test_a_stale_copy_gives_no_number(people(12), ledger, Path(place), patch)
+
+
 def check_listed() -> None:
     in_own_ledger(test_stopping.test_a_run_with_versions_is_listed_with_what_it_will_state)
 
@@ -405,6 +415,9 @@ MUTATIONS = [
     Mutation("two processes at once are not noticed",
              line(session.Session, "_committed", ("self._differs(round, digest)", "False")),
              "two processes at once", check_at_once),
+    Mutation("a stale copy of the ledger has a total cost",
+             line(costs, "_own_streams", ("ledger.check_trace(trace)", "pass")),
+             "stale", check_stale),
     Mutation("a crashed run is listed with its plan",
              returning(stated, "redrawn", lambda *_: 0), "listed", check_listed),
     Mutation("versions of a round are stated once",
