@@ -251,10 +251,15 @@ def _show_verdict(verdict: Verification) -> None:
         times = "once" if verdict.trusted == 1 else f"{verdict.trusted} times"
         text = f"{times} the database was trusted without its .head file: see the history"
         entry("Trusted", text, WIDTH)
+    for note in verdict.notes:
+        entry("Note", f"{note}.", WIDTH)
     for problem in verdict.problems:
         entry("WRONG", f"{problem}.", WIDTH)
     if not verdict.problems:
-        text = "every recorded ε was confirmed, and no budget was exceeded while it applied."
+        other = "other " * bool(verdict.notes)
+        text = (
+            f"every {other}recorded ε was confirmed, and no budget was exceeded while it applied."
+        )
         entry("Verified", text, WIDTH)
 
 

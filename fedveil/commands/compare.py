@@ -137,7 +137,7 @@ def compare(
     elif files and all(target.is_dir() for target in files):
         other = asked.keys() - {"metric"} or names or grid or out or select_privately
         _refuse_settings(bool(other), "Finished runs are compared as they are")
-        _compare_finished(files, asked.get("metric"), as_json)
+        _compare_finished(files, asked.get("metric"), execution)
     else:
         comparison = _planned(files, names, asked, grid or [], seeds)
         if select_privately:
@@ -280,7 +280,7 @@ def _run(comparison: Comparison, directory: Path, execution: Execution) -> None:
         return
     with _json_only(execution.as_json):
         pool = train_members(comparison, directory, execution.jobs, execution.ledger, execution.cut)
-    any_finished = conclude(comparison, directory, execution.as_json)
+    any_finished = conclude(comparison, directory, execution.ledger, execution.as_json)
     if not execution.as_json:
         _show_end(directory, pool.problems, pool.stopped, any_finished)
     if pool.stopped:
@@ -320,11 +320,11 @@ def refuse_second_draw(directory: Path) -> None:
         )
 
 
-def _compare_finished(runs: list[Path], metric: str | None, as_json: bool) -> None:
+def _compare_finished(runs: list[Path], metric: str | None, execution: Execution) -> None:
     from fedveil.commands.comparison_runs import show_outcome
     from fedveil.comparing.existing import compared
 
-    show_outcome(*compared(runs, metric), as_json)
+    show_outcome(*compared(runs, metric, execution.ledger), execution.as_json)
 
 
 @contextlib.contextmanager

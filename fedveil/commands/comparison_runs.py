@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fedveil.commands import comparison_table as table
 from fedveil.commands.progress import entry, show_json
 from fedveil.comparing import outcome
-from fedveil.comparing.costs import room_for, total_cost
+from fedveil.comparing.costs import Cost, room_for, total_cost
 from fedveil.comparing.members import Comparison, Member, plain_settings
 from fedveil.comparing.outcome import Measure, MemberResult
 from fedveil.comparing.pool import NoDisplay, Pool, RunTask
@@ -48,20 +48,20 @@ def train_members(
     return pool
 
 
-def conclude(comparison: Comparison, directory: Path, as_json: bool) -> bool:
+def conclude(comparison: Comparison, directory: Path, ledger: Path | None, as_json: bool) -> bool:
     """Save and show the results so far; returns whether any run has finished."""
-    found, measure, cost = summed_up(comparison, directory)
+    found, measure, cost = summed_up(comparison, directory, ledger)
     show_outcome(comparison, found, measure, cost, as_json)
     return any(standing.runs for standing in found)
 
 
 def summed_up(
-    comparison: Comparison, directory: Path
-) -> tuple[Sequence[MemberResult], Measure, Mapping[str, Any] | None]:
+    comparison: Comparison, directory: Path, ledger: Path | None
+) -> tuple[Sequence[MemberResult], Measure, Cost]:
     """Save the results so far, and return them with their cost."""
     found, measure = outcome.member_results(comparison, directory)
     view = resolve_recipe(comparison.reference.settings).view
-    cost = total_cost(comparison.paths(directory), view)
+    cost = total_cost(comparison.paths(directory), view, ledger)
     outcome.save(directory, outcome.plain(comparison, found, measure, cost))
     return found, measure, cost
 
@@ -70,7 +70,7 @@ def show_outcome(
     comparison: Comparison,
     found: Sequence[MemberResult],
     measure: Measure,
-    cost: Mapping[str, Any] | None,
+    cost: Cost,
     as_json: bool,
 ) -> None:
     """The table for a person, JSON for a program."""

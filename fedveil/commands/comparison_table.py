@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedveil.accounting.rounding import rounded_up, short
 from fedveil.commands.progress import console, entry, plain_output
+from fedveil.comparing.costs import Cost
 from fedveil.comparing.outcome import LEAST_SEEDS, LEVEL, Measure, MemberResult
 from fedveil.comparing.pool import RunTask
 from fedveil.data.origin import footnote
@@ -129,7 +130,7 @@ def show(
     comparison: Comparison,
     found: Sequence[MemberResult],
     measure: Measure,
-    cost: Mapping[str, Any] | None,
+    cost: Cost,
 ) -> None:
     """Print the table, the meaning of its marks, and its privacy cost."""
     print()
@@ -170,7 +171,7 @@ def notes(
     comparison: Comparison,
     found: Sequence[MemberResult],
     measure: Measure,
-    cost: Mapping[str, Any] | None,
+    cost: Cost,
 ) -> list[tuple[str, str]]:
     """What the marks mean, what all runs cost in total, and what choosing among them costs."""
     lines = [("Marks", _marks(found)), *(("Note", text) for text in _unequal(found))]
@@ -180,8 +181,8 @@ def notes(
         lines.append(("Note", note))
     if any(s.noisy for s in found):
         lines.append(("Note", NOISY_NOTE))
-    if cost is None:
-        return [*lines, ("Privacy", _unknown(comparison))]
+    if cost is None or isinstance(cost, str):
+        return [*lines, ("Privacy", _unknown(comparison, cost))]
     mark = max((s.origin.mark for s in found), default="")
     exact = not all(s.noisy for s in found)
     lines += [("Total cost", _total_cost(cost, mark)), ("Choosing", _choosing(measure, exact))]
@@ -221,14 +222,17 @@ def _unequal(found: Sequence[MemberResult]) -> Iterator[str]:
         yield "ε protects one example. All examples of one client together may be protected less."
 
 
-def _unknown(comparison: Comparison) -> str:
+def _unknown(comparison: Comparison, mismatch: str | None) -> str:
     from fedveil.training.settings import resolve_recipe
 
     if not any(resolve_recipe(member.settings).private for member in comparison.members):
         return "none of these runs is private."
+    unknown = "no ledger here records these runs, so their total cost is unknown."
+    if mismatch is not None:
+        unknown = f"the total cost of these runs is unknown. {mismatch}"
     return (
-        "no ledger here records these runs, so their total cost is unknown. It is more than the ε "
-        "of one run, and choosing one by looking at all of them spends it."
+        f"{unknown} It is more than the ε of one run, and choosing one by looking at all of them "
+        "spends it."
     )
 
 

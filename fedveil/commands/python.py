@@ -289,7 +289,7 @@ def _compared(comparison: Comparison, directory: Path, execution: Execution) -> 
         forget(directory)
         return ComparisonOutcome.read(directory)
     pool = train_members(comparison, directory, jobs, books, execution.cut, quiet)
-    summed_up(comparison, directory)
+    summed_up(comparison, directory, books)
     if pool.problems:
         name, problem = next(iter(pool.problems.items()))
         raise UserError(f"{len(pool.problems)} runs did not finish, the first is {name}: {problem}")

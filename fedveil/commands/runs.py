@@ -45,10 +45,11 @@ class Filter:
         """Whether a run meets all conditions; one without the number in question does not."""
         words = ((self.algorithm, run.algorithm), (self.data, run.data), (self.state, run.state))
         low, high = self.min_accuracy, self.max_epsilon
+        spent = None if run.at_least else run.epsilon
         return (
             all(wanted in (None, found) for wanted, found in words)
             and (low is None or (run.accuracy is not None and run.accuracy >= low))
-            and (high is None or (run.epsilon is not None and run.epsilon <= high))
+            and (high is None or (spent is not None and spent <= high))
         )
 
 
@@ -101,7 +102,7 @@ def runs(
 def _show(chosen: list[Listed], found: int) -> None:
     from fedveil.commands.progress import entry
     from fedveil.data.origin import footnote
-    from fedveil.runs.listing import NOISY_NOTE
+    from fedveil.runs.listing import AT_LEAST_NOTE, NOISY_NOTE
 
     if not chosen:
         print(f"None of the {found} runs here matches." if found else "No runs found.")
@@ -109,6 +110,8 @@ def _show(chosen: list[Listed], found: int) -> None:
     _print_rows([_row(run) for run in chosen])
     if note := footnote(run.origin for run in chosen if run.epsilon is not None):
         entry("", note, width=0)
+    if any(run.at_least for run in chosen):
+        entry("", AT_LEAST_NOTE, width=0)
     if any(run.noisy for run in chosen):
         entry("", NOISY_NOTE, width=0)
     for run in chosen:
@@ -178,7 +181,8 @@ def _numbers(run: Listed) -> tuple[str, str, str]:
     ended = run.rounds and run.loss is not None and not run.untold
     spent = "not private" if not run.private else "∞" if ended else ""
     if run.epsilon is not None:
-        spent = f"{rounded_up(run.epsilon)}{run.origin.mark}{' + leak' if run.leaks else ''}"
+        least, leak = "≥ " * run.at_least, " + leak" * run.leaks
+        spent = f"{least}{rounded_up(run.epsilon)}{run.origin.mark}{leak}"
     return f"{run.rounds}/{run.planned}", score, spent
 
 

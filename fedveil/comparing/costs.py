@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedveil.recipe import View
     from fedveil.training.run import Training
 
+Cost = Mapping[str, Any] | str | None  # in total, or why it is not known
 ALIKE = 0.02  # relative differences of ε up to this are ignored
 
 
@@ -151,12 +152,18 @@ def _planned(ledger: Ledger, training: Training) -> Stream:
     return ledger.streams.get(stream_key(body)) or Stream(body)
 
 
-def total_cost(paths: Sequence[Path], view: View) -> dict[str, Any] | None:
-    """ε at δ of all rounds that the runs have reserved; None if no ledger records any of them."""
+def total_cost(paths: Sequence[Path], view: View, ledger: Path | None = None) -> Cost:
+    """ε at δ of all rounds that the runs have reserved; None if no ledger records any of them.
+
+    It is a sentence if the ledger is another one than the runs know, or an older copy of it.
+    """
     from fedveil.ledger.ledger import released_twice, spent_on
     from fedveil.privacy import composition
 
-    drawn = _ledger_streams([path for path in paths if path.is_dir()])
+    try:
+        drawn = _ledger_streams([path for path in paths if path.is_dir()], ledger)
+    except UserError as mismatch:
+        return str(mismatch)
     own = [stream for key, stream in drawn.streams.items() if key in drawn.mine]
     if not own:
         return None
@@ -186,20 +193,20 @@ class LedgerStreams:
     unrecorded: int  # runs that no ledger records, so their cost is not counted
 
 
-def _ledger_streams(paths: Sequence[Path]) -> LedgerStreams:
+def _ledger_streams(paths: Sequence[Path], given: Path | None) -> LedgerStreams:
     from fedveil.ledger.chain import Chain
     from fedveil.ledger.ledger import Ledger
+    from fedveil.ledger.tracing import place_of
     from fedveil.runs.saved import METRICS, SavedRun
 
     traces = [t for path in paths if (t := SavedRun(path).trace) is not None]
     streams: dict[str, Stream] = {}
     own: dict[str, set[str]] = {}  # of each run
-    for where in dict.fromkeys(Path(trace["path"]) for trace in traces):
+    for where in dict.fromkeys(place_of(trace, given) for trace in traces):
         if not Chain.exists(where):
             continue
         with contextlib.closing(Ledger(where)) as ledger:
-            names = {str(t["run"]) for t in traces if t["path"] == str(where)}
-            found = {name: {key for key, _ in ledger.drawn.get(name, ())} for name in names}
+            found = _own_streams(ledger, [t for t in traces if place_of(t, given) == where])
             accounts = {ledger.streams[key].account for keys in found.values() for key in keys}
             streams |= {k: s for k, s in ledger.streams.items() if s.account in accounts}
             own |= found
@@ -207,6 +214,14 @@ def _ledger_streams(paths: Sequence[Path]) -> LedgerStreams:
     mine = {key for keys in own.values() for key in keys}
     count = sum(bool(keys) for keys in own.values())
     return LedgerStreams(streams, mine, count, max(trained - count, 0))
+
+
+def _own_streams(ledger: Ledger, traces: Sequence[Mapping[str, Any]]) -> dict[str, set[str]]:
+    """The streams of each run, which this ledger must record up to the run's last entry."""
+    for trace in traces:
+        ledger.check_trace(trace)
+    names = {str(trace["run"]) for trace in traces}
+    return {name: {key for key, _ in ledger.drawn.get(name, ())} for name in names}
 
 
 def _finite(epsilon: float) -> float | None:

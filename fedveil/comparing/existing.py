@@ -6,10 +6,9 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedveil.comparing import outcome
-from fedveil.comparing.costs import refuse_apart, total_cost
+from fedveil.comparing.costs import Cost, refuse_apart, total_cost
 from fedveil.comparing.members import Comparison, Member, read_comparison, refuse_unequal
 from fedveil.comparing.outcome import Measure, MemberResult
 from fedveil.errors import UserError
@@ -17,14 +16,16 @@ from fedveil.runs.listing import Listed, find_runs, listed, none_ended
 from fedveil.runs.saved import RECIPE
 from fedveil.training.settings import Settings, read_settings, resolve_recipe
 
-Compared = tuple[Comparison, list[MemberResult], Measure, dict[str, Any] | None]
+Compared = tuple[Comparison, list[MemberResult], Measure, Cost]
 OWN = {"seed", "fedveil", "engine", "checkpoint_every", "evaluate_every", "metric"}
 
 
-def compared(places: Sequence[Path], metric: str | None = None) -> Compared:
+def compared(
+    places: Sequence[Path], metric: str | None = None, ledger: Path | None = None
+) -> Compared:
     """Compare the runs of a comparison's directory, or any given runs, by a metric of theirs."""
     if metric is None and len(places) == 1 and (places[0] / "comparison.toml").is_file():
-        return _of_directory(places[0])
+        return _of_directory(places[0], ledger)
     runs = [_finished_run(path) for path in find_runs(list(places))]
     if len(runs) < 2:
         raise UserError(
@@ -41,13 +42,12 @@ def compared(places: Sequence[Path], metric: str | None = None) -> Compared:
     measure = outcome.measure_of([run for run, _ in runs], metric)
     found = [_result(m, g, measure) for m, g in zip(members, groups.values(), strict=True)]
     averaged = [outcome.averaged(result, measure) for result in found]
-    cost = total_cost(
-        [run.path for run, _ in runs], resolve_recipe(comparison.reference.settings).view
-    )
+    view = resolve_recipe(comparison.reference.settings).view
+    cost = total_cost([run.path for run, _ in runs], view, ledger)
     return comparison, outcome.judged(averaged, measure), measure, cost
 
 
-def _of_directory(directory: Path) -> Compared:
+def _of_directory(directory: Path, ledger: Path | None) -> Compared:
     comparison = read_comparison(directory)
     if comparison.selection is not None:
         raise UserError(
@@ -58,7 +58,7 @@ def _of_directory(directory: Path) -> Compared:
     if not any(result.runs for result in found):
         raise none_ended(directory)
     view = resolve_recipe(comparison.reference.settings).view
-    return comparison, found, measure, total_cost(comparison.paths(directory), view)
+    return comparison, found, measure, total_cost(comparison.paths(directory), view, ledger)
 
 
 def _finished_run(path: Path) -> tuple[Listed, Settings]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedveil.comparing.costs import Cost
 from fedveil.comparing.members import Comparison, Member, is_private
 from fedveil.data.origin import REAL, Origin
 from fedveil.errors import UserError
@@ -168,12 +169,13 @@ def plain(
     comparison: Comparison,
     found: Sequence[MemberResult],
     measure: Measure,
-    cost: Mapping[str, Any] | None,
+    cost: Cost,
     selection: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """comparison.json."""
     first = comparison.reference.settings
-    known = (cost or selection or {}).get("delta")
+    together = dict(cost) if isinstance(cost, Mapping) else None
+    known = (together or selection or {}).get("delta")
     budget = None if first.epsilon is None else [first.epsilon, first.delta or known]
     return {
         "members": [_member(result) for result in found],
@@ -185,7 +187,7 @@ def plain(
         "seeds": list(comparison.seeds),
         "measure": measure.name,
         "higher_is_better": measure.higher_is_better,
-        "together": None if cost is None else dict(cost),
+        "together": together,
         "test": f"paired t test over seeds against the best, two-sided, Holm, level {LEVEL}",
     }
 

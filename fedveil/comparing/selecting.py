@@ -175,11 +175,10 @@ def select(
         if pool.problems:
             raise UserError(f"A drawn run failed: {next(iter(pool.problems.values()))}")
         number, digest = _best(directory, tasks)
-        session.check(0, digest, always=True)  # K, members and noise are those of this stream
+        session.commit(0, digest, once=True)  # K, members and noise are those of this stream
         chosen, run = _kept(comparison, directory, tasks, draws["picks"], number, price)
         if run is not None:
             RunDirectory.open(run.path).save_trace(session.trace())
-        session.commit(0, digest)
         session.end("models", 1, price.epsilon)
     finally:
         session.close()

@@ -6,12 +6,9 @@ import contextlib
 import functools
 import hashlib
 import math
-import os
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
@@ -22,7 +19,6 @@ from fedveil.ledger.anchor import Anchor
 from fedveil.ledger.chain import Chain
 from fedveil.ledger.entering import entered, refuse_shared_clients
 from fedveil.ledger.ledger import (
-    ENVIRONMENT,
     VIEWS,
     Account,
     Facts,
@@ -31,6 +27,7 @@ from fedveil.ledger.ledger import (
     open_ledger,
 )
 from fedveil.ledger.session import BudgetError, Session
+from fedveil.ledger.tracing import Trace, traced_path
 from fedveil.loop import State
 from fedveil.privacy.answers import Answers, answers, require_unchanged
 from fedveil.privacy.calibrate import Budget
@@ -39,8 +36,6 @@ from fedveil.privacy.guarantee import Rounds, in_rounds, units
 from fedveil.privacy.statement import RECORDED, UNRECORDED
 from fedveil.random.streams import Key, SecretKey, run_key
 from fedveil.recipe import Recipe
-
-Trace = Mapping[str, Any]  # what a run's directory stores about the ledger
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,7 +110,7 @@ def enrol(
             "This run's ledger.json is missing, which records how much of its secret noise was "
             "drawn. Restore it, or start a new run."
         )
-    where = _where(path, trace)
+    where = ledger_path(path) if trace is None else traced_path(trace, path)
     head = Anchor(where).raw()  # read before the ledger, so that later entries are noticed
     return Enrolment(terms, where, head, _session(terms, state, where, saved, trace))
 
@@ -235,12 +230,16 @@ def refuse_on_budget(data: Federated, what: str, ledger: Path | None = None) -> 
 def check(enrolment: Enrolment, round: int, state: State) -> str:
     """The digest of what a round will publish; a repeated round is charged unless it is equal.
 
-    A round in which a part has changed is not published: its noise may not be what was charged.
+    A round in which a part has changed is not published: its noise may not be what was charged. Nor
+    is another version of a round of a run with private evaluation, whose noise is charged once.
     """
     enrolment.terms.require_unchanged()
     if enrolment.session is None:
         return ""
     terms, session, released = enrolment.terms, enrolment.session, digest(state)
+    if terms.recipe.evaluation is not None:
+        session.commit(round, released, once=True)
+        return released
     session.check(round, released)
     if session.repeats(round, released):  # one more release, charged before anyone sees it
         _keep_own_budget(terms, session, round, again=1)
@@ -260,18 +259,6 @@ def digest(state: State) -> str:
     for _, released in sorted(state.parts["bound"].items()):  # what it keeps of the data is noisy
         found.update(released.numpy().tobytes())
     return found.hexdigest()
-
-
-def _where(path: Path | None, trace: Trace | None) -> Path:
-    if path is None and trace is not None and ENVIRONMENT not in os.environ:
-        path = Path(trace["path"])
-    where = ledger_path(path)
-    if trace is not None and not Chain.exists(where):
-        raise UserError(
-            f"This run is recorded in the ledger that was at {trace['path']}, but {where} does not "
-            "exist. Restore the ledger, or name it with --ledger."
-        )
-    return where
 
 
 def named(facts: Facts, terms: Terms, ledger: Ledger) -> Facts:
@@ -335,7 +322,7 @@ def _keep_own_budget(terms: Terms, session: Session, round: int, again: int = 0)
     lost = session.redrawn + again
     if terms.budget is None or not lost:
         return
-    fresh = 0 if session.reserved(round) else 1  # a reserved round is paid for if it is equal
+    fresh = 0 if session.drew(round) else 1  # an equal run's rounds are not among its own
     needed = _own_epsilon(terms, max(session.rounds, round) + fresh + again, lost)
     if needed > terms.budget.epsilon:
         raise BudgetError(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = "FEDVEIL_LEDGER"
 VIEWS: tuple[View, ...] = get_args(View)
+ACCOUNTANT = 1  # its revision: raise it when an ε changes by more than a rounding error
 PEOPLE = 256  # hashes of clients' names that are kept for an account
 
 
@@ -165,10 +166,15 @@ class Stream:
         return Silos.in_entry(self.body)
 
     def charged(self, view: View, rounds: int | None = None) -> Charged:
-        """The stream's charge in a view, for composition; of other rounds than those so far."""
+        """The stream's charge in a view, for composition; of other rounds than those so far.
+
+        Versions of a round are charged as lost rounds are: on top of a cap, of a separation, and of
+        what correlated noise covers.
+        """
         drawn = len(self.rounds) if rounds is None else rounds
-        count = drawn + repeated(self.digests)
-        return Charged(self.plans[view], int(self.body["rounds"]), count)
+        plan, extra = self.plans[view], repeated(self.digests)
+        charged = plan.redrawn(extra) if extra else plan
+        return Charged(charged, int(self.body["rounds"]), drawn + extra)
 
 
 @dataclass(frozen=True)
@@ -274,6 +280,10 @@ class Books:
     def stream_of(self, entry: int) -> Stream:
         """The noise stream of a run's entry."""
         return self.streams[self._runs[entry][0]]
+
+    def newest_stream(self, run: str) -> Stream:
+        """The noise stream from which a run has drawn last."""
+        return self.streams[[key for key, name in self._runs.values() if name == run][-1]]
 
     def entries_of(self, noise: str) -> list[int]:
         """The entries of the runs with this noise."""

@@ -17,6 +17,7 @@ from fedveil.accounting.rounding import rounded_up, short
 from fedveil.errors import UserError
 from fedveil.ledger.chain import now
 from fedveil.ledger.ledger import (
+    ACCOUNTANT,
     Facts,
     Ledger,
     Limit,
@@ -31,9 +32,9 @@ from fedveil.privacy import composition
 from fedveil.recipe import View
 
 RELEASED_BEFORE = (
-    "some rounds were released before with the same seed and other bytes. ε counts both. If a "
-    "part draws randomness of its own, that is enough. Otherwise their noise is the same: release "
-    "only one of the two."
+    "some rounds were released before with the same seed and other bytes. The ledger charges both. "
+    "If a part draws randomness of its own, that is enough. Otherwise their noise is the same: "
+    "release only one of the two."
 )
 PATIENCE = 1.0  # seconds: long enough for a budget that is being set, not for a run
 
@@ -96,9 +97,9 @@ class Session:
         return max(self.rounds_of_other_keys - self._completed, 0)
 
     def lost(self, kind: Callable[[int], bool]) -> int:
-        """How many of the redrawn rounds are of a kind."""
+        """How many rounds of a kind were drawn with another key, beyond those of the state."""
         if not self.facts.stream.startswith("secret"):
-            return repeated({r: found for (_, r), found in self._published.items() if kind(r)})
+            return 0  # drawn again with the same noise
         others = (r for key, r in self.ledger.drawn.get(self.run, ()) if key != self._key)
         return max(sum(map(kind, others)) - sum(map(kind, range(self._completed))), 0)
 
@@ -128,6 +129,10 @@ class Session:
     def reserved(self, round: int) -> bool:
         """Whether a round of this stream is charged."""
         return round in self._stream.rounds
+
+    def drew(self, round: int) -> bool:
+        """Whether this run has reserved a round with its present key."""
+        return (self._key, round) in self.ledger.drawn.get(self.run, ())
 
     def affordable(self, rounds: range) -> bool:
         """Whether all these rounds fit; rounds reserved before need no room."""
@@ -163,39 +168,59 @@ class Session:
                 f"unit and split, or remove that budget: `{related.lift_command}`."
             )
 
-    def check(self, round: int, digest: str, always: bool = False) -> None:
-        """Refuse to publish a round that was published before with other bytes.
+    def check(self, round: int, digest: str) -> None:
+        """Refuse to publish a round on a budget if it was published before with other bytes.
 
         Two releases with the same noise reveal their difference. Without a budget it is only
-        recorded (`commit`), since a simulation may compare two engines, unless it is asked for
-        `always`.
+        recorded (`commit`), since a simulation may compare two engines.
         """
+        self.ledger.sync()
+        if self.limits:
+            self._refuse_version(round, digest)
+
+    def repeats(self, round: int, digest: str) -> bool:
+        """Whether this run has published the round before, with other bytes."""
+        self.ledger.sync()
+        before = self._published.get((self.facts.stream, round), ())
+        return bool(before) and digest not in before
+
+    def commit(self, round: int, digest: str, once: bool = False) -> None:
+        """Record that a round is published, with the digest of its release.
+
+        `once` is for a release that is charged once, however often it is made: it is committed
+        before it is published, and refused if other bytes were.
+        """
+        with self.ledger.writing():
+            if once:
+                self._refuse_version(round, digest)
+            entry = self._committed(round, digest)
+        self._entry = entry
+        self.ledger.sync()
+
+    def _committed(self, round: int, digest: str) -> int | None:
+        """Add the digest of a round inside `writing`, unless this run has it."""
+        mine = self._published.get((self.facts.stream, round), ())
+        if digest in mine and digest in self._stream.digests.get(round, ()):
+            return self._entry
+        self.differed |= self._differs(round, digest)
+        entry = self._add()  # an earlier process may have reserved the round
+        self.ledger.chain.add("commit", {"run": entry, "round": round, "digest": digest})
+        return entry
+
+    def _differs(self, round: int, digest: str) -> bool:
+        """Whether a round was published before with the same noise, and only with other bytes."""
         before = self.ledger.released(self._empty.noise, round)
-        if before and digest not in before and (always or self.limits):
+        return bool(before) and digest not in before
+
+    def _refuse_version(self, round: int, digest: str) -> None:
+        if self._differs(round, digest):
             raise UserError(
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
                 "by another engine, version, machine or number of processes, or because a part "
                 "draws randomness of its own. Releasing it again with the same noise would reveal "
-                "the difference. Resume it as it was run before, or use another seed."
+                "the difference. Repeat it exactly as before, or start anew with another seed or "
+                "with secret noise, which is charged as a new release."
             )
-
-    def repeats(self, round: int, digest: str) -> bool:
-        """Whether this run has published the round before, with other bytes."""
-        before = self._published.get((self.facts.stream, round), ())
-        return bool(before) and digest not in before
-
-    def commit(self, round: int, digest: str) -> None:
-        """Record that a round was published, with the digest of its release."""
-        mine = self._published.get((self.facts.stream, round), ())
-        if digest in mine and digest in self._stream.digests.get(round, ()):
-            return
-        before = self.ledger.released(self._empty.noise, round)
-        self.differed |= bool(before) and digest not in before
-        with self.ledger.writing():
-            entry = self._add()  # an earlier process may have reserved the round
-            self.ledger.chain.add("commit", {"run": entry, "round": round, "digest": digest})
-        self._entry = entry
-        self.ledger.sync()
 
     def end(self, view: View, rounds: int, epsilon: float, limited: bool = False) -> None:
         """Record what the run's own statement says, so that `verify` can recompute it.
@@ -209,9 +234,9 @@ class Session:
         exposed = any(isinstance(way.event, events.NonPrivate) for way in ways)
         found = None if exposed or not math.isfinite(epsilon) else epsilon
         body = {"run": self._entry, "view": view, "rounds": rounds, "redrawn": self.redrawn}
-        stated = {"of": "the plan", "limited": limited, "epsilon": found, "at": now()}
+        stated = {"of": "the plan", "limited": limited, "epsilon": found, "accountant": ACCOUNTANT}
         with self.ledger.writing():
-            self.ledger.chain.add("end", {**body, **stated})
+            self.ledger.chain.add("end", {**body, **stated, "at": now()})
         self.ledger.sync()
 
     def trace(self) -> dict[str, Any]:
@@ -235,7 +260,7 @@ class Session:
     def _lock_data(self) -> None:
         """Lock these data, and compute how many rounds the budgets allow.
 
-        Recomputed only if a budget changed or others have drawn rounds.
+        Recomputed only if a budget changed, others have drawn rounds, or rounds have more versions.
         """
         if self._lock is None:
             lock = self.ledger.lock(self.facts.account)
@@ -243,8 +268,8 @@ class Session:
             self._lock = lock
             self.ledger.sync()
         limits = self.limits
-        others = (s for s in self.ledger.of(self.facts.account) if s is not self._stream)
-        found = (limits, sum(stream.releases for stream in others))
+        released = sum(stream.releases for stream in self._streams)
+        found = (limits, released - len(self._stream.rounds))
         if found != self._counted:
             self._counted = found
             self._room = min(map(self._allowed, limits), default=math.inf)

@@ -12,8 +12,11 @@ from typing import Any, Literal
 
 from fedveil.data.origin import REAL, Origin
 from fedveil.errors import UserError
+from fedveil.ledger.stated import resumed_epsilon
+from fedveil.ledger.tracing import traced
 from fedveil.parts.bound import Unbounded
 from fedveil.parts.noise import NoNoise
+from fedveil.recipe import View
 from fedveil.runs.directory import RunDirectory, saving
 from fedveil.runs.saved import FILES, MEMORY, RECIPE, SUMMARY, SavedRun, reading
 from fedveil.serialization.codec import class_of
@@ -27,6 +30,10 @@ NOISY = "‡"  # the mark of a noisy score
 NOISY_NOTE = (
     f"{NOISY} Noisy: of a private evaluation, which the run's ε covers. `fedveil report` shows its "
     "95% interval."
+)
+AT_LEAST_NOTE = (
+    "≥ The run has not ended, and its ledger was not found or does not match, so rounds that were "
+    "lost in a crash are not counted. Name the ledger with FEDVEIL_LEDGER."
 )
 HIDDEN = "out-of-sight"  # drawn runs of a private selection, whose number must stay secret
 
@@ -53,6 +60,7 @@ class Listed:
     seed: int = 0
     origin: Origin = REAL  # whether its clients are real, and what its ε does not cover
     untold: bool = False  # whether the ε of its planned rounds is not recorded
+    at_least: bool = False  # whether no ledger was found that knows what was lost in a crash
     problem: str = ""  # of a broken run
     noisy: bool = False  # whether its scores are of private evaluations
     metric: str = ""  # the name of its main metric, if it has ended and was evaluated
@@ -179,6 +187,7 @@ def _ended(run: SavedRun, facts: dict[str, Any]) -> Listed:
             "delta": privacy["delta"],
         }
         facts |= {"adjacency": guarantee["adjacency"], "unit": guarantee["unit"]}
+        facts |= {"leaks": facts["leaks"] or "Leak" in privacy.get("statement", {})}
         facts |= {"origin": Origin.from_plain(privacy.get("origin"))}
         facts |= _metrics(summary.get("evaluation"))
         rounds = int(summary["rounds"])
@@ -207,12 +216,14 @@ def _unfinished(run: SavedRun, facts: dict[str, Any]) -> Listed:
     """A run that was stopped before it wrote a summary: its last evaluated round is listed.
 
     Its ε is that of all planned rounds, because the time of stopping may depend on the results.
+    Rounds that were drawn after the checkpoint count as lost, and the ledger knows how many.
     """
     rounds, rows = run.rounds, run.rows
     evaluated = [row for row in rows[:rounds] if row.get("loss") is not None]
     last = evaluated[-1] if evaluated else {}
-    accuracy = last.get("accuracy")
-    epsilon = last.get("epsilon_planned")
+    accuracy, planned = last.get("accuracy"), last.get("epsilon_planned")
+    lost = None if planned is None else _with_lost_rounds(run, facts["view"], planned)
+    epsilon = planned if lost is None else lost
     return Listed(
         run.path,
         "stopped",
@@ -221,6 +232,21 @@ def _unfinished(run: SavedRun, facts: dict[str, Any]) -> Listed:
         loss=last.get("loss"),
         epsilon=None if epsilon is None or math.isinf(epsilon) else epsilon,
         untold=epsilon is None,
+        at_least=planned is not None and lost is None,
         origin=PENDING,
         **facts,
     )
+
+
+def _with_lost_rounds(run: SavedRun, view: View, planned: float) -> float | None:
+    """The ε that a run would state if it were resumed; None without the ledger that records it."""
+    try:
+        trace = run.trace
+        if trace is None:
+            return None
+        with traced(trace) as ledger:
+            return resumed_epsilon(
+                ledger, trace["run"], view, run.rounds, run.settings.get("epsilon"), planned
+            )
+    except UserError:
+        return None

@@ -216,8 +216,9 @@ class SavedRun:
             raise UserError(
                 f"{path} belongs to another recipe, model or data, to private evaluations after "
                 "other rounds, or was written by another version of fedveil, so resuming would "
-                "miscount the privacy already spent. Undo the change, use the version that "
-                "recipe.toml names, or start a new run."
+                "miscount the privacy already spent. Undo the change. If there was none, use the "
+                f"installation that started the run (fedveil {self.settings.get('fedveil')}; two "
+                "development versions may have this number), or start a new run."
             )
         digest, memory = digest_of(tensors), self.file(memory_name(round))
         tensors = {OLD_NAMES.get(name, name): leaf for name, leaf in tensors.items()}

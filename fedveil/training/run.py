@@ -19,8 +19,9 @@ from fedveil.engines.task import Task
 from fedveil.engines.updates import Engine
 from fedveil.errors import UserError
 from fedveil.ledger import charging
-from fedveil.ledger.charging import Charge, Enrolment, Trace
+from fedveil.ledger.charging import Charge, Enrolment
 from fedveil.ledger.session import Session
+from fedveil.ledger.tracing import Trace
 from fedveil.loop import Info, State, bound_of, own_models, run_round
 from fedveil.models.side_effects import refusing_randomness
 from fedveil.parts.local import Local

@@ -512,7 +512,7 @@ MISTAKES: list[tuple[str, Callable[[Any], None], Callable[[], None]]] = [
     ),
     (
         "the run of a round that was reserved before",
-        line(Session, "commit", ("entry = self._add()", "entry = self._entry")),
+        line(Session, "_committed", ("entry = self._add()", "entry = self._entry")),
         holes_in("test_a_client_that_starts_again_keeps_its_ledger", MODELS),
     ),
     (

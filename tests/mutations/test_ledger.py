@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,13 @@ import pytest
 from fedveil import algorithms, recipe
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
+from fedveil.comparing import costs
 from fedveil.data.federated import Federated
 from fedveil.data.origin import Origin
 from fedveil.engines.totals import Total
 from fedveil.errors import UserError
 from fedveil.federation import reception
-from fedveil.ledger import charging, session, verify
+from fedveil.ledger import charging, session, stated, verify
 from fedveil.ledger.chain import now
 from fedveil.ledger.ledger import Account, Facts, Stream, open_ledger
 from fedveil.parts.cohort import Cohort, Everyone
@@ -30,8 +32,9 @@ from fedveil.testing.replay import people
 from fedveil.training.prepare import prepare
 from fedveil.training.run import Training
 from tests.mutations.making import Mutation, line, named, require_caught, returning
+from tests.unit.comparing import test_costs
 from tests.unit.federation import test_reception
-from tests.unit.ledger import test_stopping
+from tests.unit.ledger import test_session, test_stopping, test_versions
 from tests.unit.privacy import test_together
 from tests.unit.privacy.test_strangers import SAMPLED, Fifth, Remembering, Shaped, Sure
 
@@ -129,6 +132,23 @@ def check_limited_end() -> None:
         training.session.close()
 
 
+def check_accountant() -> None:
+    """An entry is held to the accountant that wrote it, and another one's to about the same."""
+    with tempfile.TemporaryDirectory() as place:
+        for number, test in enumerate(
+            (
+                test_session.test_verify_holds_an_entry_to_the_accountant_that_wrote_it,
+                test_session.test_verify_notes_what_an_earlier_accountant_found,
+            )
+        ):
+            books = open_ledger(Path(place) / f"{number}.sqlite")
+            try:
+                test(books)
+            except ValueError as missed:  # there is no problem to unpack
+                raise AssertionError(str(missed)) from missed
+            books.close()
+
+
 def check_unrecorded() -> None:
     """A run that no ledger knows says so."""
     training = prepare(SAMPLED, people(12), rounds=1, delta=DELTA)
@@ -203,6 +223,49 @@ def check_versions() -> None:
         spent = books.spent(account, "models", DELTA)
         books.close()
     assert spent == accounting.epsilon(SAMPLED.spent(DIM, CLIENTS, 2), DELTA)
+
+
+def check_capped_versions() -> None:
+    """The account of a capped, cyclic or correlated run costs what the run states."""
+    for made in test_versions.RECIPES.values():
+        with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
+            test_versions.test_the_account_of_versions_costs_at_least_what_the_run_states(
+                made, people(12), Path(place) / "a", Path(place) / "ledger.sqlite", patch
+            )
+
+
+def in_own_ledger(test: Callable[..., None]) -> None:
+    """Run a test with a ledger of its own."""
+    context = pytest.MonkeyPatch.context
+    with tempfile.TemporaryDirectory() as place, context() as patch, context() as during:
+        patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
+        try:
+            test(people(12), Path(place), during)
+        except pytest.fail.Exception as missed:
+            raise AssertionError(str(missed)) from missed
+
+
+def check_equal_run() -> None:
+    in_own_ledger(test_versions.test_an_equal_run_in_the_ledger_pays_for_no_round_of_this_one)
+
+
+def check_stale() -> None:
+    """A copy of the ledger without the newest runs gives no total cost."""
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        ledger = Path(place) / "ledger.sqlite"
+        patch.setenv("FEDVEIL_LEDGER", str(ledger))
+        test_costs.test_a_stale_copy_gives_no_number(people(12), ledger, Path(place), patch)
+
+
+def check_listed() -> None:
+    in_own_ledger(test_stopping.test_a_run_with_versions_is_listed_with_what_it_will_state)
+
+
+def check_at_once() -> None:
+    in_own_ledger(
+        test_versions.test_a_version_that_was_committed_since_the_last_entry_was_read_is_noticed
+    )
 
 
 def check_unpublished() -> None:
@@ -298,11 +361,19 @@ MUTATIONS = [
              line(charging, "_own_epsilon", ("best.redrawn(lost)", "best")),
              "own limit", check_own_limit),
     Mutation("verify believes any number of rounds",
-             line(verify, "_misstated", ('"of" in body and ', "False and ")),
+             line(verify, "_too_few", ('"of" in body and ', "False and ")),
              "verify", check_verify),
     Mutation("verify believes any limit",
-             line(verify, "_misstated", ("min(max(said, least), found)", "said")),
+             line(verify, "_recomputed",
+                  ("max(_said(entry), accounting.epsilon(plan.spent(drawn), delta))",
+                   "_said(entry)")),
              "limited end", check_limited_end),
+    Mutation("verify takes every entry for one of another accountant",
+             line(verify, "_judge", ('body.get("accountant") != ACCOUNTANT', "True")),
+             "accountant", check_accountant),
+    Mutation("verify takes any number of another accountant",
+             line(verify, "_judge", ("found <= (1 + REFINED) * said", "True")),
+             "accountant", check_accountant),
     Mutation("an unrecorded run says nothing",
              returning(charging, "recorded", lambda _: "recorded"),
              "unrecorded", check_unrecorded),
@@ -333,8 +404,22 @@ MUTATIONS = [
              line(together.Way, "redrawn", ("self.most + lost", "self.most")),
              "lost cap", check_lost_cap),
     Mutation("versions of a round are charged once",
-             line(Stream, "charged", (" + repeated(self.digests)", "")),
+             line(Stream, "charged", ("drawn + extra", "drawn")),
              "versions", check_versions),
+    Mutation("versions of a round do not come on top of a cap or of correlated noise",
+             line(Stream, "charged", ("plan.redrawn(extra) if extra else plan", "plan")),
+             "versions over a cap", check_capped_versions),
+    Mutation("an equal run pays for a run's own rounds",
+             line(charging, "_keep_own_budget", ("session.drew(", "session.reserved(")),
+             "equal run", check_equal_run),
+    Mutation("two processes at once are not noticed",
+             line(session.Session, "_committed", ("self._differs(round, digest)", "False")),
+             "two processes at once", check_at_once),
+    Mutation("a stale copy of the ledger has a total cost",
+             line(costs, "_own_streams", ("ledger.check_trace(trace)", "pass")),
+             "stale", check_stale),
+    Mutation("a crashed run is listed with its plan",
+             returning(stated, "redrawn", lambda *_: 0), "listed", check_listed),
     Mutation("versions of a round are stated once",
              returning(session, "repeated", lambda _: 0), "versions", check_versions),
     Mutation("versions of a round are published beyond a run's own ε",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from fedveil import recipe as recipes
 from fedveil.aggregates import desk, outcomes
 from fedveil.aggregates.allowance import Allowance
 from fedveil.errors import UserError
+from fedveil.ledger import charging, session
 from fedveil.training import prepare, private_evaluation, run
 from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
 from tests.unit.aggregates import test_outcomes
@@ -73,6 +76,16 @@ def check_planned() -> None:
 
 def check_adjacency() -> None:
     tested.test_the_epsilon_of_evaluations_is_that_of_the_adjacency(tested.FixedSize(20))
+
+
+def check_versions() -> None:
+    with tempfile.TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVEIL_LEDGER", str(Path(place) / "ledger.sqlite"))
+        require = tested.test_no_round_is_evaluated_in_two_versions_after_a_crash
+        try:
+            require(Path(place), patch)
+        except pytest.fail.Exception as missed:
+            raise AssertionError(str(missed)) from missed
 
 
 def check_noise() -> None:
@@ -221,6 +234,18 @@ MUTATIONS = [
         with_the_number_of_evaluations,
         "different releases share no noise",
         check_noise,
+    ),
+    Mutation(
+        "versions of a round are evaluated",
+        line(charging, "check", ("terms.recipe.evaluation is not None", "False")),
+        "no round is evaluated in two versions",
+        check_versions,
+    ),
+    Mutation(
+        "an evaluated round is committed after it was published",
+        line(session.Session, "commit", ("if once", "if False")),
+        "no round is evaluated in two versions",
+        check_versions,
     ),
     Mutation(
         "rounds beyond the plan",

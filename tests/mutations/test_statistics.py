@@ -127,7 +127,7 @@ MUTATIONS = [
     ),
     Mutation(
         "other bytes with the same noise",
-        line(session.Session, "check", ("(always or self.limits)", "self.limits")),
+        line(session.Session, "commit", ("if once", "if False")),
         "other bytes are refused",
         check_other_bytes,
     ),

@@ -36,7 +36,9 @@ def some(blobs: Federated, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(some: Path, tmp_path: Path) -> Path:
+def runs(some: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    recorded = json.loads((some / "a" / "ledger.json").read_bytes())["path"]
+    monkeypatch.setenv("FEDVEIL_LEDGER", recorded)
     shutil.copytree(some, tmp_path / "runs")
     return tmp_path / "runs"
 
@@ -59,6 +61,18 @@ def test_all_are_listed_with_their_state(run: Run, runs: Path) -> None:
     assert re.search(r"dp_fedavg +2/2 +\d+\.\d+% +\d\S* +stopped", rows["runs/compared/c"])
     assert rows["runs/d"].split() == ["runs/d", "broken"]
     assert "Broken       runs/d/summary.json is damaged" in out
+
+
+def test_a_stopped_run_without_its_ledger_is_marked(
+    run: Run, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDVEIL_LEDGER", str(runs / "elsewhere.sqlite"))
+    out = well(run("runs"))
+    rows = {line.split()[0]: line for line in out.splitlines() if "runs/" in line}
+    assert " ≥ " in rows["runs/compared/c"]
+    assert " ≥ " not in rows["runs/a"]
+    assert "its ledger was not found or does not match" in " ".join(out.split())
+    assert names(run, "--max-epsilon", 1000) == ["a"]
 
 
 def test_filters(run: Run, runs: Path) -> None:

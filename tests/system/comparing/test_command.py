@@ -365,15 +365,18 @@ def test_runs_of_one_recipe_are_one_member(
     compared: tuple[Path, str, Path], run: Run, refused: Refused, tmp_path: Path
 ) -> None:
     shutil.copytree(compared[0], tmp_path / "c")
-    found = json.loads(well(run("compare", *sorted((tmp_path / "c").glob("*-s*")), "--json")))
+    named = ("--ledger", compared[2])
+    found = json.loads(
+        well(run("compare", *sorted((tmp_path / "c").glob("*-s*")), *named, "--json"))
+    )
     assert [len(m["runs"]) for m in found["members"]] == [2, 2]
     together = result(tmp_path / "c")["together"]
     assert found["together"] == together  # also of runs that were not played together
     assert together["unrecorded"] == 0
-    said = well(run("compare", *sorted((tmp_path / "c").glob("*-s*"))))
+    said = well(run("compare", *sorted((tmp_path / "c").glob("*-s*")), *named))
     assert "Total cost   all 4 runs together have spent ε = " in said
     (tmp_path / "c" / "dp_fedavg-s0" / "ledger.json").unlink()
-    said = well(run("compare", *sorted((tmp_path / "c").glob("*-s*"))))
+    said = well(run("compare", *sorted((tmp_path / "c").glob("*-s*")), *named))
     assert "all 3 runs" in said
     assert "; 1 more runs, which no ledger here records, are not counted" in said
     known = {m["algorithm"]: m for m in result(tmp_path / "c")["members"]}

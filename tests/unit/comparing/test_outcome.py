@@ -10,7 +10,16 @@ from scipy import stats
 
 from fedveil.commands.comparison_table import notes, table
 from fedveil.comparing.members import Comparison, Member
-from fedveil.comparing.outcome import ACCURACY, LOSS, MemberResult, averaged, holm, judged, paired
+from fedveil.comparing.outcome import (
+    ACCURACY,
+    LOSS,
+    MemberResult,
+    averaged,
+    holm,
+    judged,
+    paired,
+    plain,
+)
 from fedveil.runs.listing import NOISY_NOTE
 from fedveil.training.settings import Settings
 
@@ -107,6 +116,11 @@ def test_with_one_seed_the_notes_say_that_nothing_was_tested() -> None:
     said = dict(notes(compared(*found), found, ACCURACY, None))
     assert said["Marks"].startswith("not tested: a test needs two configurations")
     assert said["Privacy"].startswith("no ledger here records these runs")
+    said = dict(notes(compared(*found), found, ACCURACY, "It is another ledger."))
+    unknown = "the total cost of these runs is unknown. It is another ledger. It is more than"
+    assert said["Privacy"].startswith(unknown)
+    saved = plain(compared(*found), found, ACCURACY, "It is another ledger.")
+    assert saved["together"] is None
 
 
 def test_the_notes_say_what_all_cost_and_what_choosing_means() -> None:

@@ -19,6 +19,7 @@ from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
 from fedveil.accounting.norms import Norms
 from fedveil.commands.progress import spending
+from fedveil.commands.runs import Filter, _numbers
 from fedveil.data.federated import Federated
 from fedveil.ledger.ledger import Account, open_ledger
 from fedveil.ledger.session import BudgetError, Session
@@ -30,6 +31,7 @@ from fedveil.privacy.guarantee import guarantee
 from fedveil.privacy.statement import UNRECORDED
 from fedveil.recipe import Recipe
 from fedveil.runs.listing import listed
+from fedveil.runs.saved import SavedRun
 from fedveil.training.prepare import prepare
 from fedveil.training.records import Record
 from fedveil.training.run import Training
@@ -229,6 +231,48 @@ def test_lost_rounds_come_on_top_of_the_plan_and_of_an_assumption(
     )
 
 
+LISTED = {
+    "lost rounds": (RECIPE, {}),
+    "a cap": (algorithms.dp_fedavg(noise_multiplier=3.0, rate=0.5, steps=1, cap=2), {}),
+    "its own ε": (algorithms.dp_fedavg(rate=0.5, steps=1), {"epsilon": 4.0}),
+    "more of its own ε": (RECIPE, {"epsilon": 40.0}),
+    "correlated noise": (
+        algorithms.dp_ftrl(clients=3, separation=4, bands=4, noise_multiplier=6.0, steps=1), {}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("recipe", "options"), LISTED.values(), ids=LISTED)
+def test_a_run_that_lost_rounds_is_listed_with_what_it_will_state(
+    blobs: Federated,
+    tmp_path: Path,
+    ledger: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: Recipe,
+    options: dict[str, Any],
+) -> None:
+    training = lost_rounds(recipe, blobs, tmp_path / "a", monkeypatch, evaluate_every=1, **options)
+    training.close()
+    found, planned = listed(tmp_path / "a"), SavedRun(tmp_path / "a").rows[-1]["epsilon_planned"]
+    assert found.epsilon == pytest.approx(training.guarantee().epsilon, rel=1e-9)
+    assert (found.at_least, _numbers(found)[2][0].isdigit()) == (False, True)
+    for part in ledger.parent.glob(f"{ledger.name}*"):
+        part.unlink()
+    unknown = listed(tmp_path / "a")
+    assert (unknown.epsilon, unknown.at_least) == (planned, True)
+    assert _numbers(unknown)[2].startswith("≥ ")
+    assert not Filter(max_epsilon=1000.0).matches(unknown)
+
+
+def test_a_run_in_an_older_ledger_is_listed_with_at_least_its_plan(
+    blobs: Federated, tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost_rounds(RECIPE, blobs, tmp_path / "a", monkeypatch, evaluate_every=1).close()
+    monkeypatch.setenv("FEDVEIL_LEDGER", str(tmp_path / "other.sqlite"))
+    open_ledger(tmp_path / "other.sqlite").close()
+    assert listed(tmp_path / "a").at_least
+
+
 @dataclass(frozen=True)
 class Changing(Gaussian):
     """Noise of the user's own, with a part that changes between processes."""
@@ -241,7 +285,7 @@ class Changing(Gaussian):
         return super().draw(message, arrived, expected, rng) + self.SHIFT
 
     def event(self, *given: Any) -> events.Release:
-        return Gaussian(self.multiplier).event(*given)
+        return Gaussian(self.multiplier, at=self.at).event(*given)
 
 
 def changed(
@@ -250,10 +294,10 @@ def changed(
     """A seeded run that crashed in its sixth round, and is back at its third with other noise."""
     recipe = replace(RECIPE, noise=Changing(3.0))
     patch.setattr(Changing, "SHIFT", 0.0)
-    options = {"delta": DELTA, "rounds": rounds, **options}
+    options = {"delta": DELTA, "rounds": rounds, "checkpoint_every": 3, **options}
     crashed(patch, Session, "commit", min(rounds, 6))
     with pytest.raises(Crash):
-        train(recipe, data, save=path, checkpoint_every=3, **options)
+        train(recipe, data, save=path, **options)
     patch.undo()
     patch.setattr(Changing, "SHIFT", 1.0)
     return resume(prepare(recipe, data, **options), path)
@@ -280,6 +324,18 @@ def test_seeded_rounds_that_are_released_in_another_version_count_twice(
         assert books.spent(account, "models", DELTA) == charged >= said.epsilon
         (problem,) = verify(books).problems
         assert "rounds 4–5 were released in two versions" in problem
+
+
+def test_a_run_with_versions_is_listed_with_what_it_will_state(
+    blobs: Federated, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = changed(blobs, tmp_path / "a", monkeypatch, evaluate_every=3)
+    for _ in range(2):
+        training.step()
+    training.close()
+    found = listed(tmp_path / "a")
+    assert training.charge().course.redrawn == 2
+    assert (found.state, found.epsilon) == ("stopped", training.guarantee().epsilon)
 
 
 def test_versions_are_held_to_a_run_s_own_epsilon_before_they_are_published(

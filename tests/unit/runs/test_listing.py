@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import tomli_w
 from fedveil import algorithms
 from fedveil.data.federated import Federated
 from fedveil.errors import UserError
+from fedveil.parts.bound import Clip, ProbedClip
 from fedveil.recipe import Recipe
 from fedveil.runs.directory import RunDirectory
 from fedveil.runs.listing import find_runs, listed, remove_run
@@ -53,6 +55,18 @@ def test_a_run_that_is_not_private_has_no_epsilon(
     train(plain_recipe, blobs, rounds=1, save=tmp_path / "a")
     found = listed(tmp_path / "a")
     assert (found.private, found.epsilon, found.state) == (False, None, "finished")
+
+
+@dataclass(frozen=True)
+class Probed(ProbedClip):
+    """A user's own clip, whose threshold was taken from the data."""
+
+
+def test_a_user_s_probed_threshold_is_marked(blobs: Federated, tmp_path: Path) -> None:
+    """Its class is not imported: the saved statement says it."""
+    for name, bound in (("probed", Probed(norm=1.0)), ("clip", Clip(1.0))):
+        train(replace(PRIVATE, bound=bound), blobs, rounds=1, save=tmp_path / name)
+    assert (listed(tmp_path / "probed").leaks, listed(tmp_path / "clip").leaks) == (True, False)
 
 
 def test_a_run_that_was_stopped(finished: Path) -> None:

@@ -36,6 +36,7 @@ from fedveil.training.prepare import prepare
 from fedveil.training.private_evaluation import EvaluationPlan
 from fedveil.training.result import Result
 from fedveil.training.start import finish, resume, start
+from tests.unit.ledger.test_stopping import Changing
 
 CLIENTS, TESTED = 40, 60
 DP = replace(algorithms.dp_fedavg(clip=1.0, steps=1), cohort=Everyone())  # cheap to account for
@@ -431,6 +432,58 @@ def test_a_lost_final_evaluation_is_not_drawn_again(tmp_path: Path) -> None:
     assert result.accuracy == result.records[2].accuracy  # the last one that was released
     assert result.evaluation is not None
     assert result.evaluation.main.low is not None
+
+
+SHIFTED: dict[str, Any] = {
+    "recipe": replace(LOUD["recipe"], noise=Changing(2.0)),
+    "epsilon": None,
+}
+
+
+def test_no_round_is_evaluated_in_two_versions_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The difference of the two results would be exact: the noise of an evaluation is the key's."""
+    options = {**SHIFTED, "checkpoint_every": 100}
+    begun = start(_prepared(**options), tmp_path / "run")
+    begun.step()
+    begun.close()
+    monkeypatch.setattr(Changing, "SHIFT", 1.0)
+    again = resume(_prepared(**options), tmp_path / "run")
+    with pytest.raises(UserError, match="Round 1 of dp_fedavg was released before with other byt"):
+        finish(again)
+    assert again.records == []
+    assert again.progress.evaluation is None
+
+
+def test_no_round_is_evaluated_in_two_versions_by_two_runs(
+    tmp_path: Path, ledger: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if both were drawn before one was committed; the ledger charges one evaluation."""
+    one, other = (start(_prepared(**SHIFTED), tmp_path / name) for name in ("a", "b"))
+    play = other.play
+
+    def slowly() -> Any:
+        one.step()
+        monkeypatch.setattr(Changing, "SHIFT", 1.0)
+        return play()
+
+    monkeypatch.setattr(other, "play", slowly)
+    with pytest.raises(UserError, match="start anew with another seed or with secret noise"):
+        other.step()
+    assert other.records == []
+    monkeypatch.setattr(Changing, "SHIFT", 0.0)
+    finish(one)
+    other.close()
+    with contextlib.closing(open_ledger(ledger)) as books:
+        (account,) = books.accounts()
+        stated = one.guarantee()
+        assert books.spent(account, "models", stated.delta) == stated.epsilon
+
+
+def test_an_equal_run_evaluates_again(tmp_path: Path) -> None:
+    results = [finish(start(_prepared(**LOUD), tmp_path / name)) for name in ("a", "b")]
+    assert results[0].evaluation == results[1].evaluation is not None
 
 
 def stopped_at(scores: list[float], patience: int, monkeypatch: pytest.MonkeyPatch) -> Result:
