@@ -39,6 +39,11 @@ def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) ->
     return anew(lambda: covers(noise, noise_shares, CHANGES[change]))
 
 
+def exact_masses() -> None:
+    exact = test_sampled.test_masses_have_the_exact_curve_at_the_grid_and_no_lower_one_between
+    exact(1.0, 0.1)
+
+
 def huge_pure() -> None:
     exact = 1000 + math.log(0.5)
     found = accounting.subsampled(events.ApproximateRelease(1000.0, 0.0), 0.5).epsilon
@@ -171,11 +176,36 @@ SETTINGS = [
         "a fixed-size curve of one direction",
         line(
             sampled,
-            "addition_curve",
-            ("np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)", "-np.expm1(low)"),
+            "without_replacement",
+            ("(curve, curve", "(curve, functools.partial(addition_curve, ratio, rate)"),
         ),
-        "the library's two curves",
-        anew(lambda: test_sampled.test_the_curves_are_the_library_s(1.0, 0.1)),
+        "the exact curve of masses",
+        exact_masses,
+    ),
+    Mutation(
+        "additions have the losses of removals",
+        line(sampled, "poisson", ("_connected(addition, removal", "_connected(removal, addition")),
+        "the exact curve of masses",
+        exact_masses,
+    ),
+    Mutation(
+        "masses below ε = 0 carry the rounding of 1 − e^ε",
+        line(
+            sampled,
+            "_connected",
+            (
+                "[under, curve",
+                "[under - np.expm1(below * interval) + np.expm1(below * interval), curve",
+            ),
+        ),
+        "masses that sum to one",
+        lambda: test_sampled.test_masses_sum_to_one(1.0, 1e-5),
+    ),
+    Mutation(
+        "mass beyond 1 is composed",
+        line(sampled.Dense, "self_compose", ("<= EXCESS", "<= 1")),
+        "spurious mass",
+        lambda: test_sampled.test_mass_beyond_one_and_no_numbers_have_no_finite_epsilon(1e-9),
     ),
     Mutation(
         "the tails of a composition are cut too short",

@@ -259,6 +259,25 @@ def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, d
 
 
 @pytest.mark.parametrize(
+    ("rate", "ratio", "rounds", "delta"),
+    [
+        (1e-5, 0.95, 2 * 10**7, 1e-5), (1e-5, 1.0, 2 * 10**7, 1e-5), (3e-5, 1.0, 2 * 10**7, 1e-7),
+        (1e-4, 1.0, 10**8, 1e-5),
+    ],
+)  # fmt: skip
+def test_long_runs_at_tiny_rates_have_the_epsilon_of_the_limit(rate, ratio, rounds, delta) -> None:
+    """A Gaussian with μ = q·√(K·(e^{1/ρ²} − 1)); a fixed size is at most 40 % above it."""
+    mu = rate * math.sqrt(rounds * math.expm1(ratio**-2))
+    limit, release = epsilon(events.GaussianRelease(1 / mu), delta), events.GaussianRelease(ratio)
+    poisson = epsilon(events.Composed(events.PoissonSampled(rate, release), rounds), delta)
+    drawn = events.SampledWithoutReplacement(round(rate * 10**9), 10**9, release)
+    fixed = events.Composed(drawn, rounds)
+    assert limit <= poisson <= 1.01 * limit
+    assert poisson <= epsilon(fixed, delta) <= 1.4 * limit
+    assert 0 <= accountant.delta(fixed, 0.0) <= 1
+
+
+@pytest.mark.parametrize(
     ("rate", "ratio", "rounds", "delta", "true"),
     [(0.5, 1000.0, 10**6, 1e-12, 3.35), (0.0102, 4.26, 68_720, 1.1e-12, 4.52)],
 )
