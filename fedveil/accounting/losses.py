@@ -29,18 +29,35 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True)
+class Unbounded:
+    """No guarantee: ε = ∞ and δ = 1."""
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """None is finite."""
+        return math.inf
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """Everything may be lost."""
+        return 1.0
+
+
+@dataclass(frozen=True)
 class Best:
     """Several bounds on one divergence: the smallest one holds."""
 
     losses: tuple[Loss, ...]
 
     def get_epsilon_for_delta(self, delta: float) -> float:
-        """The smallest of them."""
-        return min(float(loss.get_epsilon_for_delta(delta)) for loss in self.losses)
+        """The smallest of them; ∞ without any."""
+        return min(
+            (float(loss.get_epsilon_for_delta(delta)) for loss in self.losses), default=math.inf
+        )
 
     def get_delta_for_epsilon(self, epsilon: float) -> float:
-        """The smallest of them."""
-        return min(float(loss.get_delta_for_epsilon(epsilon)) for loss in self.losses)
+        """The smallest of them; 1 without any."""
+        return min(
+            (float(loss.get_delta_for_epsilon(epsilon)) for loss in self.losses), default=1.0
+        )
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,13 @@ from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscrete
 from fedveil.privacy import composition as together
 from fedveil.recipe import Recipe
 from tests.mutations.making import Mutation, line, named, require_caught, returning
-from tests.unit.accounting import test_accounting, test_capped, test_dominated, test_sampled
+from tests.unit.accounting import (
+    test_accounting,
+    test_capped,
+    test_dominated,
+    test_losses,
+    test_sampled,
+)
 from tests.unit.accounting.test_dominated import CHANGES
 from tests.unit.test_recipe import (
     test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise,
@@ -102,7 +108,7 @@ SETTINGS = [
         line(
             accounting,
             "_composed",
-            ("Aside(loss, count * escape, count * distance)", "Aside(loss, escape, distance)"),
+            ("first), count * escape, count * distance)", "first), escape, distance)"),
         ),
         "what is set aside in every round",
         test_dominated.test_what_is_set_aside_is_paid_in_every_round,
@@ -220,6 +226,14 @@ SETTINGS = [
         line(sampled.Dense, "self_compose", ("tail_mass_truncation - math", "-math")),
         "mass of the tails",
         test_sampled.test_the_tails_that_are_left_out_hold_no_more_mass_than_said,
+    ),
+    Mutation(
+        "a count without a guarantee loses nothing",
+        line(losses.Unbounded, "get_delta_for_epsilon", ("return 1.0", "return 0.0")),
+        "a rare count without a guarantee",
+        lambda: test_losses.test_a_count_without_a_guarantee_loses_no_more_than_its_chance(
+            (1.0, 1e-9)
+        ),
     ),
     Mutation(
         "moments that are a tenth too small",

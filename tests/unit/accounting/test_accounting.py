@@ -61,13 +61,18 @@ def without_replacement_by_integration(ratio: float, rate: float, eps: float) ->
     return float(max(a, b))
 
 
+def delta_of(event: events.Round | events.Spent, eps: float) -> float:
+    """That of the masses, also below 0, where `delta` asks for no ε."""
+    return float(accountant._loss(event).get_delta_for_epsilon(eps))
+
+
 @pytest.mark.parametrize("eps", [-0.15, -0.1, -0.01, 0.01, 0.1, 0.5])
 def test_one_fixed_size_round_is_its_dominating_curve(eps: float) -> None:
     """Below 0, too, where the other direction is the larger one: composition reads it all."""
     event = events.SampledWithoutReplacement(20, 100, events.GaussianRelease(1.0))
     exact = without_replacement_by_integration(1.0, 0.2, eps)
-    assert exact <= delta(event, eps) * (1 + 1e-6)
-    assert delta(event, eps) == pytest.approx(exact, rel=1e-3)
+    assert exact <= delta_of(event, eps) * (1 + 1e-6)
+    assert delta_of(event, eps) == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.parametrize(("cohort", "ratio", "rounds"), [(60, 1.0, 100), (300, 2.0, 50)])
@@ -123,7 +128,7 @@ def test_fixed_size_rounds_of_opposite_directions_are_covered(eps: float) -> Non
     p, q = np.outer(moved, rest), np.outer(rest, moved)
     true = float(np.maximum(p - math.exp(eps) * q, 0).sum() * cell)
     event = events.SampledWithoutReplacement(1, 2, events.GaussianRelease(ratio))
-    assert true <= delta(events.Composed(event, 2), eps) * (1 + 1e-9)
+    assert true <= delta_of(events.Composed(event, 2), eps) * (1 + 1e-9)
 
 
 def test_an_approximate_release_keeps_its_two_numbers() -> None:
@@ -137,6 +142,38 @@ def test_subsampling_an_approximate_release() -> None:
     event = events.PoissonSampled(0.1, events.ApproximateRelease(1.0, 1e-6))
     amplified = math.log(1 + 0.1 * (math.e - 1))
     assert epsilon(event, 1e-7) == pytest.approx(amplified, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("event", "target", "most"),
+    [
+        (events.ApproximateRelease(0.1, 0.6), 0.65, 0.1),
+        (events.PoissonSampled(1e-3, events.ApproximateRelease(0.1, 0.6)), 1e-2, 1e-4),
+        (events.SampledWithoutReplacement(1, 10**3, events.ApproximateRelease(1.0, 1.0)), 2e-3, 0),
+    ],
+)
+def test_a_large_delta_of_one_release_has_a_finite_epsilon(event, target, most) -> None:
+    assert epsilon(event, target) <= most * (1 + 1e-3)
+    assert epsilon(events.ApproximateRelease(0.1, 1.0), 0.99) == math.inf
+
+
+WITH_DELTA = [
+    events.GaussianRelease(1.0),
+    events.PoissonSampled(0.1, events.GaussianRelease(1.0)),
+    events.RenyiRelease(tuple(order / 40 for order in events.ORDERS)),
+    events.ApproximateRelease(1.0, 1e-9),
+]
+
+
+@pytest.mark.parametrize("event", WITH_DELTA, ids=lambda event: type(event).__name__)
+def test_delta_is_a_probability_at_every_epsilon(event: events.Round) -> None:
+    for spent in (events.Composed(event, 3), events.ParticipationMixture(event, 0.5, 3, 3)):
+        found = [delta(spent, eps) for eps in (0.0, 1.0, 1e3, 1e9, 1e300, math.inf)]
+        assert found == sorted(found, reverse=True)
+        assert 0 <= found[-1] <= 4e-9
+        for eps in (-1.0, math.nan, "1"):
+            with pytest.raises(UserError, match="epsilon is"):
+                delta(spent, eps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rate", "ratio", "rounds"), [(0.2, 2.0, 50), (0.01, 0.8, 300)])
