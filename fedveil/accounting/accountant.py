@@ -16,6 +16,7 @@ import numpy as np
 from fedveil.accounting import events
 from fedveil.accounting.losses import (
     LARGEST,
+    AfterGaussian,
     Aside,
     Best,
     GaussianMixture,
@@ -191,15 +192,14 @@ def _convolved(event: events.Round, count: int, first: float) -> Loss:
     event = _amplified(event)
     if _hopeless(event) or first < LEAST_RATIO or lower_bound(event, count) > LARGEST:
         return Unbounded()
-    least = 0.0 if math.isinf(first) else _widest(first) / MOST_POINTS
-    once = _one_round(event, least)
+    once = _one_round(event)
     if count == 1 and math.isinf(first):
         return once  # type: ignore[no-any-return]
     other = functools.partial(_by_moments, once, count, first)
     whole = once.self_compose(count)
-    if math.isinf(first):
-        return Rounded(whole, count * ROUNDING, other)
-    return Rounded(whole.compose(_on_grid_of(once, first)), (count + 1) * ROUNDING, other)
+    if not math.isinf(first):
+        whole = AfterGaussian(first, (whole._pmf_remove, whole._pmf_add))
+    return Rounded(whole, (count + 1) * ROUNDING, other)
 
 
 def _by_moments(once: Any, count: int, first: float) -> Renyi:
@@ -218,14 +218,6 @@ def _alone(first: float) -> Loss:
     if math.isinf(first):
         return pld.identity(value_discretization_interval=INTERVAL)  # type: ignore[no-any-return]
     return Unbounded() if first < LEAST_RATIO else GaussianMixture.once(first)
-
-
-def _on_grid_of(once: Any, ratio: float) -> Any:
-    """A Gaussian release, discretized as another loss is, so that the two can be composed."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    grid = once._pmf_remove._discretization  # there is no public attribute
-    return pld.from_gaussian_mechanism(ratio, value_discretization_interval=grid)
 
 
 def _never(event: events.Round) -> bool:
@@ -281,19 +273,18 @@ def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.nd
 
 
 @functools.lru_cache(maxsize=64)
-def _one_round(event: events.Round, least: float = 0.0) -> Any:
-    """The loss of one round on a grid of at least the interval `least`."""
+def _one_round(event: events.Round) -> Any:
+    """The loss of one round on a grid."""
     from fedveil.accounting import sampled
 
     match event:
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
-            return sampled.poisson(ratio, rate, max(_interval(ratio, rate), least))
+            return sampled.poisson(ratio, rate, _interval(ratio, rate))
         case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
             rate = cohort / population
-            return sampled.without_replacement(ratio, rate, max(_interval(ratio, rate), least))
+            return sampled.without_replacement(ratio, rate, _interval(ratio, rate))
         case events.ApproximateRelease(epsilon, delta):
-            interval = max(min(INTERVAL, epsilon / 20), epsilon / POINTS, FINEST, least)
-            return sampled.approximate(epsilon, delta, interval)
+            return sampled.approximate(epsilon, delta)
         case _:
             raise TypeError(f"no accounting for {event!r}")
 
@@ -310,11 +301,6 @@ def _interval(ratio: float, rate: float) -> float:
     deviation = rate * math.sqrt(math.expm1(min(ratio**-2, 50.0)))
     finest = max((high - low) / MOST_POINTS, _coarse(high - low), FINEST)
     return max(min(INTERVAL, deviation / 10), finest)
-
-
-def _widest(ratio: float) -> float:
-    """The largest loss of a Gaussian release, up to twelve standard deviations."""
-    return 0.5 / ratio**2 + 12 / ratio
 
 
 def _coarse(width: float) -> float:

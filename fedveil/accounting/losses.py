@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -100,6 +100,32 @@ class Rounded:
         if self.slack < SMALL * found:
             return found
         return min(found, float(self.other().get_delta_for_epsilon(epsilon)))
+
+
+@dataclass(frozen=True)
+class AfterGaussian:
+    """A Gaussian release of this ratio before losses on a grid, in either direction.
+
+    δ(ε) = m_∞ + Σ_j p_j·δ_G(ε − ℓ_j), with δ_G the curve of the Gaussian: it has no grid.
+    """
+
+    ratio: float
+    masses: tuple[Any, ...]
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The larger one of both directions."""
+        return max(self._delta(one, epsilon) for one in dict.fromkeys(self.masses))
+
+    def _delta(self, masses: Any, epsilon: float) -> float:
+        from fedveil.accounting.sampled import gaussian_curve
+
+        losses = (masses._lower_loss + np.arange(masses.size)) * masses._discretization
+        curve = gaussian_curve(self.ratio, epsilon - losses)
+        return float(masses._infinity_mass + masses._probs @ curve)
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """By bisection."""
+        return _least_epsilon(self.get_delta_for_epsilon, delta)
 
 
 @dataclass(frozen=True)
@@ -243,7 +269,20 @@ def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
         high *= 2
         if high > LARGEST:
             return math.inf
+    low = _root(delta_of, delta, low, high) * (1 + 1e-9)
+    if delta_of(low) <= delta:
+        return low
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if delta_of(middle) <= delta else (middle, high)
     return high
+
+
+def _root(delta_of: Callable[[float], float], delta: float, low: float, high: float) -> float:
+    """About the ε with δ(ε) = δ, by Brent's method on log δ(ε)."""
+    from scipy.optimize import brentq
+
+    def excess(epsilon: float) -> float:
+        return math.log(max(delta_of(epsilon), 1e-300) / delta)
+
+    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-10))

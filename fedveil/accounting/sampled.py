@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from dp_accounting.pld import common, pld_pmf
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld import privacy_loss_mechanism as mechanism
 from scipy import fft
-from scipy.special import log_ndtr, ndtr
+from scipy.special import expit, log_ndtr, ndtr
 
 Curve = Callable[[np.ndarray], np.ndarray]  # δ at each ε ≥ 0
 EXCESS = 1e-3  # of mass in a composition: more is no rounding
@@ -46,11 +46,13 @@ def without_replacement(ratio: float, rate: float, interval: float) -> Any:
     return pld.PrivacyLossDistribution(_connected(curve, curve, -high, high, interval))
 
 
-def approximate(epsilon: float, delta: float, interval: float) -> Any:
-    """The losses of a release that is (ε, δ)-DP and nothing else: ε, −ε or, with δ, infinite."""
-    parameters = common.DifferentialPrivacyParameters(epsilon, delta)
-    found = pld.from_privacy_parameters(parameters, value_discretization_interval=interval)
-    return pld.PrivacyLossDistribution(Dense.of(found._pmf_remove.to_dense_pmf()))
+def approximate(epsilon: float, delta: float) -> Any:
+    """P(ℓ = ±ε) = (1 − δ)/(1 + e^∓ε) and P(ℓ = ∞) = δ: the largest loss of an (ε, δ)-DP release.
+
+    The grid is −ε, 0, ε, so that no loss is rounded.
+    """
+    masses = (1 - delta) * expit(np.array([-epsilon, -math.inf, epsilon]))
+    return pld.PrivacyLossDistribution(Dense(epsilon, -1, masses, delta, True))
 
 
 def removal_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
@@ -59,7 +61,7 @@ def removal_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray
     >>> float(removal_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
     0.038292
     """
-    return rate * _whole(ratio, _unsampled(epsilons, rate))
+    return rate * gaussian_curve(ratio, _unsampled(epsilons, rate))
 
 
 def addition_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
@@ -73,7 +75,7 @@ def addition_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarra
     inner = _unsampled(-epsilons, rate)
     curve, possible = np.zeros(len(epsilons)), np.isfinite(inner)
     inner = inner[possible]
-    curve[possible] = rate * np.exp(epsilons[possible] + inner) * _whole(ratio, -inner)
+    curve[possible] = rate * np.exp(epsilons[possible] + inner) * gaussian_curve(ratio, -inner)
     return curve
 
 
@@ -86,7 +88,7 @@ def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
     return np.asarray(np.where(epsilons <= 1, small, large))
 
 
-def _whole(ratio: float, epsilons: np.ndarray) -> np.ndarray:
+def gaussian_curve(ratio: float, epsilons: np.ndarray) -> np.ndarray:
     """δ of a Gaussian release without sampling: Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ)."""
     mu = 1 / ratio
     lost = np.exp(epsilons + log_ndtr(-mu / 2 - epsilons / mu))

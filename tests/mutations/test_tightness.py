@@ -19,6 +19,7 @@ from tests.unit.accounting import (
     test_accounting,
     test_capped,
     test_dominated,
+    test_first,
     test_losses,
     test_sampled,
 )
@@ -29,15 +30,22 @@ from tests.unit.test_recipe import (
 
 
 def anew(check: Callable[[], None]) -> Callable[[], None]:
-    """The check on steps that are computed afresh."""
+    """The check on steps and losses that are computed afresh, and not kept."""
 
     def afresh() -> None:
-        for kept in ("_binomial_steps", "_gaussian_steps", "_laplace_steps"):
-            getattr(discrete, kept).cache_clear()
-        accounting._one_round.cache_clear()
-        check()
+        forget()
+        try:
+            check()
+        finally:
+            forget()
 
     return afresh
+
+
+def forget() -> None:
+    for kept in ("_binomial_steps", "_gaussian_steps", "_laplace_steps"):
+        getattr(discrete, kept).cache_clear()
+    accounting._one_round.cache_clear()
 
 
 def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) -> Callable[[], None]:
@@ -234,6 +242,30 @@ SETTINGS = [
         lambda: test_losses.test_a_count_without_a_guarantee_loses_no_more_than_its_chance(
             (1.0, 1e-9)
         ),
+    ),
+    Mutation(
+        "losses of a pure release are a tenth too small",
+        line(sampled, "approximate", ("Dense(epsilon,", "Dense(0.9 * epsilon,")),
+        "binomial sums",
+        anew(
+            lambda: test_accounting.test_pure_releases_have_the_epsilon_of_a_binomial_sum(
+                0.0305, 1000, math.inf
+            )
+        ),
+    ),
+    Mutation(
+        "losses after a Gaussian release do not count",
+        line(losses.AfterGaussian, "_delta", ("epsilon - losses", "epsilon - 0 * losses")),
+        "binomial sums",
+        lambda: test_accounting.test_pure_releases_have_the_epsilon_of_a_binomial_sum(
+            0.0305, 1000, 3.0
+        ),
+    ),
+    Mutation(
+        "infinite losses after a Gaussian release do not count",
+        line(losses.AfterGaussian, "_delta", ("masses._infinity_mass + ", "")),
+        "what both releases lose for certain",
+        test_first.test_infinite_losses_count_after_a_first_release,
     ),
     Mutation(
         "moments that are a tenth too small",

@@ -138,6 +138,33 @@ def test_an_approximate_release_keeps_its_two_numbers() -> None:
     assert epsilon(event, 1e-7) == math.inf
 
 
+@pytest.mark.parametrize(
+    ("each", "rounds", "first"),
+    [
+        (0.0305, 1000, math.inf), (0.0305, 10_000, math.inf), (0.0303, 30_000, math.inf),
+        (1.7, 9, math.inf), (1e-4, 10**5, 1.0), (1e-5, 10**6, 1.0), (0.0305, 1000, 3.0),
+    ],
+)  # fmt: skip
+def test_pure_releases_have_the_epsilon_of_a_binomial_sum(each, rounds, first) -> None:
+    """Whatever ε₀ is, also after a Gaussian release: none of the losses are rounded."""
+    ups = np.arange(rounds + 1)
+    chances = stats.binom.pmf(ups, rounds, 1 / (1 + math.exp(-each)))
+    losses = (2 * ups - rounds) * each
+    before = None if math.isinf(first) else events.Dominated(events.GaussianRelease(first))
+    spent = events.Composed(events.ApproximateRelease(each, 0.0), rounds, before)
+
+    def true(eps: float) -> float:
+        rest = eps - losses
+        if before is None:
+            return float(chances @ np.maximum(-np.expm1(np.minimum(rest, 0.0)), 0.0))
+        lost = np.exp(rest + stats.norm.logcdf(-0.5 / first - rest * first))
+        return float(chances @ (stats.norm.cdf(0.5 / first - rest * first) - lost))
+
+    found = epsilon(spent, 1e-5)
+    assert true(found * (1 + 1e-7)) <= 1e-5 <= true(found * (1 - 1e-5))
+    assert delta(spent, found) == pytest.approx(1e-5, rel=1e-4)
+
+
 def test_subsampling_an_approximate_release() -> None:
     event = events.PoissonSampled(0.1, events.ApproximateRelease(1.0, 1e-6))
     amplified = math.log(1 + 0.1 * (math.e - 1))
