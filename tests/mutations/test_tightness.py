@@ -53,9 +53,9 @@ def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) ->
     return anew(lambda: covers(noise, noise_shares, CHANGES[change]))
 
 
-def exact_masses() -> None:
+def exact_masses(ratio: float = 1.0, rate: float = 0.1) -> None:
     exact = test_sampled.test_masses_have_the_exact_curve_at_the_grid_and_no_lower_one_between
-    exact(1.0, 0.1)
+    exact(ratio, rate)
 
 
 def huge_pure() -> None:
@@ -214,6 +214,12 @@ SETTINGS = [
         ),
         "masses that sum to one",
         lambda: test_sampled.test_masses_sum_to_one(1.0, 1e-5),
+    ),
+    Mutation(
+        "a rule for narrow intervals on wide ones",
+        returning(sampled, "SMALL", 10.5),
+        "the exact curve of masses",
+        lambda: exact_masses(0.1, 0.3),
     ),
     Mutation(
         "mass beyond 1 is composed",

@@ -314,6 +314,13 @@ def test_long_compositions_are_not_below_the_truth_for_small_deltas(
     assert long >= true * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_little_signal_in_each_of_many_rounds_adds_up_to_a_gaussian(rate: float) -> None:
+    rounds = events.Composed(events.PoissonSampled(rate, events.GaussianRelease(1e6)), 10**8)
+    limit = epsilon(events.GaussianRelease(1e2 / rate), 1e-5)
+    assert limit * (1 - 1e-6) <= epsilon(rounds, 1e-5) <= 1.01 * limit
+
+
 @pytest.mark.parametrize(("count", "mu", "delta"), [(10**6, 4.0, 1e-9), (10**4, 1.0, 1e-10)])
 def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, delta) -> None:
     """All of ten drawn is no sampling, and has a closed form."""
