@@ -36,7 +36,7 @@ MOST_POINTS = 200_000  # the limit where a round's loss is so small that it need
 LEAST_RATIO = 0.02  # of noise to sensitivity: below it one release has an ε above 1000
 MOST_PURE = 700.0  # ε of one release, whose exponential is a float64
 QUICK = (2, 3, 4, 5, 6, 8, 11, 15, 20, 32, 64, 128)  # integer Rényi orders are fast to compute
-ROUNDING = 2e-16  # of δ per round of a composition: four times the largest error observed
+LONGEST = 10**10  # rounds of a convolution, whose memory grows with their root
 FAR = 1e100  # ε: products with a larger one may overflow
 NEGLIGIBLE = 1e-16  # total probability of participation counts that are merged
 
@@ -188,6 +188,7 @@ def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss:
 def _convolved(event: events.Round, count: int, first: float) -> Loss:
     """The same for rounds without a closed form, on a grid of losses."""
     from fedveil.accounting.lower_bound import lower_bound
+    from fedveil.accounting.tilted import ROUNDING
 
     event = _amplified(event)
     if _hopeless(event) or first < LEAST_RATIO or lower_bound(event, count) > LARGEST:
@@ -195,16 +196,25 @@ def _convolved(event: events.Round, count: int, first: float) -> Loss:
     once = _one_round(event)
     if count == 1 and math.isinf(first):
         return once  # type: ignore[no-any-return]
-    other = functools.partial(_by_moments, once, count, first)
+    if count > LONGEST:
+        return _by_moments((once._pmf_remove, once._pmf_add), count, first)
+    other = functools.partial(_tilted, once, count, first)
     whole = once.self_compose(count)
     if not math.isinf(first):
         whole = AfterGaussian(first, (whole._pmf_remove, whole._pmf_add))
     return Rounded(whole, (count + 1) * ROUNDING, other)
 
 
-def _by_moments(once: Any, count: int, first: float) -> Renyi:
-    """The Rényi divergences of the same loss: looser, but no convolution rounds them."""
+def _tilted(once: Any, count: int, first: float) -> Loss:
+    """The same loss at a δ that the rounding of a convolution would hide."""
+    from fedveil.accounting.tilted import Tilted
+
     pmfs = once._pmf_remove, once._pmf_add  # there are no public attributes
+    return Tilted(pmfs, count, first, _by_moments(pmfs, count, first))
+
+
+def _by_moments(pmfs: tuple[Any, ...], count: int, first: float) -> Renyi:
+    """The Rényi divergences of the same loss: looser, but no convolution rounds them."""
     orders = np.array(events.ORDERS)
     largest = np.maximum(*(pmf.divergences(orders) for pmf in pmfs))
     infinite = max(float(pmf._infinity_mass) for pmf in pmfs)

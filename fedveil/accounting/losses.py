@@ -15,7 +15,7 @@ import numpy as np
 from fedveil.accounting.events import ORDERS
 
 LARGEST = 2000.0  # a larger ε counts as no guarantee
-SMALL = 0.1  # a share of δ that rounding may take before another bound is computed
+SMALL = 0.01  # a share of δ that rounding may take before another bound is computed
 
 
 class Loss(Protocol):
@@ -79,7 +79,7 @@ class Worst:
 class Rounded:
     """A loss whose δ is computed up to `slack`: float64 rounding in a long convolution.
 
-    Where the slack is more than a tenth of δ, another bound without it may be smaller.
+    Where the slack is more than a hundredth of δ, the smaller one of this and another bound holds.
     """
 
     loss: Loss

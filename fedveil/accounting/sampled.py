@@ -180,6 +180,18 @@ class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         low = -(count * np.log((1 / tilts) @ self._probs) + margin) / exponents
         return max(0, math.floor(low.max())), min((self.size - 1) * count, math.ceil(high.min()))
 
+    def tilted(self, theta: float) -> tuple[float, float, Dense]:
+        """(log M, its error, p·e^{θℓ}/M), M = Σ p·e^{θℓ} of the finite losses.
+
+        The error, also that of each new mass, is relative, and below 2^−50 times 1 + |θℓ|.
+        """
+        exponents = theta * (self._lower_loss + np.arange(self.size)) * self._discretization
+        largest = float(exponents[self._probs > 0].max())
+        masses = self._probs * np.exp(np.minimum(exponents - largest, 0.0))
+        total, error = float(masses.sum()), 2.0**-50 * (1 + float(np.abs(exponents).max()))
+        tilted = type(self)(self._discretization, self._lower_loss, masses / total, 0.0, True)
+        return largest + math.log(total), error, tilted
+
     def divergences(self, orders: np.ndarray) -> np.ndarray:
         """D_α = log(Σ p·e^{(α−1)ℓ})/(α − 1) of the finite losses ℓ, each rounded up.
 

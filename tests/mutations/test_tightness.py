@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from fedveil.accounting import accountant as accounting
-from fedveil.accounting import events, integers, losses, sampled
+from fedveil.accounting import events, integers, losses, sampled, tilted
 from fedveil.parts import cohort, discrete, part
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
@@ -22,6 +22,7 @@ from tests.unit.accounting import (
     test_first,
     test_losses,
     test_sampled,
+    test_tilted,
 )
 from tests.unit.accounting.test_dominated import CHANGES
 from tests.unit.test_recipe import (
@@ -56,6 +57,10 @@ def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) ->
 def exact_masses(ratio: float = 1.0, rate: float = 0.1) -> None:
     exact = test_sampled.test_masses_have_the_exact_curve_at_the_grid_and_no_lower_one_between
     exact(ratio, rate)
+
+
+def tiny_deltas(first: float = math.inf) -> None:
+    test_tilted.test_delta_is_relative_to_the_tail_at_every_order(1.0, 0.01, 0.05, first)
 
 
 def huge_pure() -> None:
@@ -282,11 +287,35 @@ SETTINGS = [
         lambda: test_sampled.test_divergences_are_not_below_those_of_the_release(1.0, 0.1),
     ),
     Mutation(
+        "rounding of tilted masses does not count",
+        line(tilted.Tail, "delta", ("(found + self.slack)", "found")),
+        "direct convolution",
+        tiny_deltas,
+    ),
+    Mutation(
+        "tilted masses are tilted back in one round only",
+        line(tilted.Tail, "of", ("scale = count * (moment", "scale = (moment")),
+        "direct convolution",
+        tiny_deltas,
+    ),
+    Mutation(
+        "the moment of a first release is left out",
+        line(tilted.Tail, "of", ("+ error) + before", "+ error)")),
+        "direct convolution",
+        lambda: tiny_deltas(3.0),
+    ),
+    Mutation(
+        "infinite losses of tilted rounds do not count",
+        line(tilted.Tail, "delta", ("self.infinite + ", "")),
+        "pure releases",
+        test_tilted.test_infinite_losses_count_in_every_round,
+    ),
+    Mutation(
         "moments of one round for all",
         line(accounting, "_by_moments", ("count * largest", "largest")),
         "long compositions at small δ",
-        lambda: test_accounting.test_a_delta_that_rounding_would_swallow_has_the_epsilon_of_moments(
-            0.5, 1000.0, 10**6, 1e-12, 3.35
+        lambda: test_accounting.test_a_delta_that_rounding_would_swallow_has_a_tight_epsilon(
+            0.5, 1000.0, 10**6, 1e-12, 3.449
         ),
     ),
     Mutation(

@@ -11,8 +11,9 @@ from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fedveil.accounting import sampled
-from fedveil.accounting.accountant import ROUNDING, _interval
+from fedveil.accounting.accountant import _interval
 from fedveil.accounting.sampled import Dense
+from fedveil.accounting.tilted import ROUNDING
 
 KINDS = privacy_loss_mechanism.AdjacencyType
 SAMPLED = [(1.0, 0.1), (0.5, 0.01), (3.3, 0.02), (0.02, 0.3), (0.7, 0.999), (100.0, 1e-6)]
