@@ -125,7 +125,7 @@ class AfterGaussian:
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """By bisection."""
-        return _least_epsilon(self.get_delta_for_epsilon, delta)
+        return least_epsilon(self.get_delta_for_epsilon, delta)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class GaussianMixture:
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """By bisection."""
-        return _least_epsilon(self.get_delta_for_epsilon, delta)
+        return least_epsilon(self.get_delta_for_epsilon, delta)
 
     @classmethod
     def once(cls, ratio: float) -> GaussianMixture:
@@ -233,7 +233,7 @@ class Weighted:
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """By bisection."""
-        return _least_epsilon(self.get_delta_for_epsilon, delta)
+        return least_epsilon(self.get_delta_for_epsilon, delta)
 
 
 def _aside(epsilon: float, escape: float, distance: float) -> float:
@@ -256,10 +256,10 @@ def _paid(
     return math.inf
 
 
-def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
+def least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
     """The least ε with δ(ε) ≤ δ, to one part in 10⁹ and never below it.
 
-    >>> round(_least_epsilon(lambda epsilon: math.exp(-epsilon), math.exp(-3)), 6)
+    >>> round(least_epsilon(lambda epsilon: math.exp(-epsilon), math.exp(-3)), 6)
     3.0
     """
     low, high = 0.0, 1.0

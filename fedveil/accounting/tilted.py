@@ -7,14 +7,17 @@ towards the tail, the error is relative to a Rényi bound on δ, and so to δ it
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from fedveil.accounting.events import ORDERS
-from fedveil.accounting.losses import Renyi, _least_epsilon
+from fedveil.accounting.losses import Renyi, least_epsilon
 from fedveil.accounting.sampled import Dense, gaussian_curve
 
+THETAS = np.array(ORDERS) - 1
 ROUNDING = 1e-15  # of δ per round of a composition: four times the largest error observed
 CURVE = 1e-9  # relative error of a curve, and of what one round's masses make of it
 
@@ -32,30 +35,24 @@ class Tilted:
     bound: Renyi
 
     def get_delta_for_epsilon(self, epsilon: float) -> float:
-        """The larger one of both directions."""
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
-
-        _, order = compute_delta(ORDERS, self.bound.divergences, epsilon)
-        return min(self._at(order, epsilon), self.bound.get_delta_for_epsilon(epsilon))
+        """The larger one of both directions, at the order with the smallest Rényi bound on δ."""
+        bounds = THETAS * (self.bound.divergences - epsilon) + np.log(_largest(THETAS))
+        found = self._curve(float(THETAS[np.argmin(bounds)]))(epsilon)
+        return min(found, self.bound.get_delta_for_epsilon(epsilon))
 
     def get_epsilon_for_delta(self, delta: float) -> float:
-        """By bisection, at the order that is best for this δ."""
-        from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-
+        """By bisection, at the order with the smallest Rényi bound on ε."""
         rough = self.bound.get_epsilon_for_delta(delta)
         if not 0 < rough < math.inf:
             return rough
-        left = delta - self.bound.escape
-        _, order = compute_epsilon(ORDERS, self.bound.divergences, left)
-        tails = self._tails(order)
-        return min(rough, _least_epsilon(lambda at: max(one.delta(at) for one in tails), delta))
+        room = np.log(_largest(THETAS)) - math.log(delta - self.bound.escape)
+        theta = float(THETAS[np.argmin(self.bound.divergences + room / THETAS)])
+        return min(rough, least_epsilon(self._curve(theta), delta))
 
-    def _at(self, order: float, epsilon: float) -> float:
-        return max(one.delta(epsilon) for one in self._tails(order))
-
-    def _tails(self, order: float) -> list[Tail]:
+    def _curve(self, theta: float) -> Callable[[float], float]:
         once = dict.fromkeys(self.once)
-        return [Tail.of(masses, self.count, self.first, order - 1) for masses in once]
+        tails = [Tail.of(masses, self.count, self.first, theta) for masses in once]
+        return lambda epsilon: max(tail.delta(epsilon) for tail in tails)
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class Tail:
         """`count` rounds with these losses."""
         moment, error, tilted = once.tilted(theta)
         whole, before = tilted.self_compose(count), theta * (theta + 1) / (2 * first**2)
-        slack = (2 * (count + 1) * ROUNDING + whole._infinity_mass) * _largest(theta)
+        slack = (2 * (count + 1) * ROUNDING + whole._infinity_mass) * float(_largest(theta))
         infinite = -math.expm1(count * math.log1p(-once._infinity_mass))
         scale = count * (moment + error) + before + CURVE
         return cls(whole, theta, scale, before, slack, infinite, first)
@@ -101,13 +98,13 @@ class Tail:
         else:
             curve = gaussian_curve(self.first, at)
         weights = np.exp(np.minimum(exponents, 600.0)) * curve
-        return np.where((exponents > 600) & (curve > 0), _largest(self.theta), weights)
+        return np.asarray(np.where((exponents > 600) & (curve > 0), _largest(self.theta), weights))
 
 
-def _largest(theta: float) -> float:
+def _largest(theta: Any) -> Any:
     """θ^θ/(1+θ)^{1+θ}, the largest value of e^{−θx}·(1 − e^{−x}).
 
-    >>> round(_largest(1.0), 6)
+    >>> round(float(_largest(1.0)), 6)
     0.25
     """
-    return math.exp(theta * math.log(theta) - (1 + theta) * math.log1p(theta))
+    return np.exp(theta * np.log(theta) - (1 + theta) * np.log1p(theta))

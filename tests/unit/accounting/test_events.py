@@ -11,7 +11,7 @@ import torch
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
 from fedveil.accounting.correlation import Column, square_root
-from fedveil.accounting.losses import _least_epsilon
+from fedveil.accounting.losses import least_epsilon
 from fedveil.errors import UserError
 from fedveil.parts.correlated import BufferedNoise
 
@@ -81,4 +81,4 @@ def test_lists_of_events_are_kept_as_tuples() -> None:
 
 
 def test_no_epsilon_is_found_where_delta_is_no_number() -> None:
-    assert math.isinf(_least_epsilon(lambda epsilon: NAN, 1e-5))
+    assert math.isinf(least_epsilon(lambda epsilon: NAN, 1e-5))
