@@ -16,12 +16,14 @@ import numpy as np
 from fedveil.accounting import events
 from fedveil.accounting.losses import (
     LARGEST,
+    AfterGaussian,
     Aside,
     Best,
     GaussianMixture,
     Loss,
     Renyi,
     Rounded,
+    Unbounded,
     Weighted,
     Worst,
 )
@@ -34,7 +36,8 @@ MOST_POINTS = 200_000  # the limit where a round's loss is so small that it need
 LEAST_RATIO = 0.02  # of noise to sensitivity: below it one release has an ε above 1000
 MOST_PURE = 700.0  # ε of one release, whose exponential is a float64
 QUICK = (2, 3, 4, 5, 6, 8, 11, 15, 20, 32, 64, 128)  # integer Rényi orders are fast to compute
-ROUNDING = 2e-16  # of δ per round of a composition: four times the largest error observed
+LONGEST = 10**10  # rounds of a convolution, whose memory grows with their root
+FAR = 1e100  # ε: products with a larger one may overflow
 NEGLIGIBLE = 1e-16  # total probability of participation counts that are merged
 
 
@@ -49,8 +52,8 @@ def epsilon(event: events.Round | events.Spent, delta: float) -> float:
 
 
 def _computed(event: events.Round | events.Spent, delta: float) -> float:
-    loss = _loss(event)
-    return math.inf if loss is None else float(loss.get_epsilon_for_delta(delta))
+    found = float(_loss(event).get_epsilon_for_delta(delta))
+    return math.inf if math.isnan(found) else found
 
 
 # Statement, ledger, plan and diagnosis ask for the same ε again.
@@ -58,9 +61,14 @@ _epsilon = functools.lru_cache(maxsize=4096)(_computed)
 
 
 def delta(event: events.Round | events.Spent, epsilon: float) -> float:
-    """An upper bound on the least δ for which the event is (ε, δ)-DP."""
-    loss = _loss(event)
-    return 1.0 if loss is None else float(loss.get_delta_for_epsilon(epsilon))
+    """An upper bound on the least δ for which the event is (ε, δ)-DP, from 0 to 1.
+
+    For ε > 1e100 that of 1e100, which is no smaller.
+    """
+    if not (isinstance(epsilon, int | float) and epsilon >= 0):
+        raise UserError(f"epsilon is {epsilon!r}. Give a number of at least 0.")
+    found = float(_loss(event).get_delta_for_epsilon(min(float(epsilon), FAR)))
+    return 1.0 if math.isnan(found) else min(max(found, 0.0), 1.0)
 
 
 def quick_epsilon(event: events.Spent, delta: float) -> float | None:
@@ -130,109 +138,96 @@ def check_epsilon(epsilon: float) -> None:
         )
 
 
-def _loss(event: events.Round | events.Spent) -> Loss | None:
-    """The privacy loss of a run or a round; None for a release without a guarantee."""
+def _loss(event: events.Round | events.Spent) -> Loss:
+    """The privacy loss of a run or a round."""
     match event:
         case events.Either(ways):
-            return _best([_loss(way) for way in ways])
+            return Best(tuple(_loss(way) for way in ways))
         case events.ParticipationMixture():
             return _attended(event)
         case events.Composed(release, count, None):
             return _composed(release, count)
         case events.Composed(release, count, events.Dominated(by, escape, distance)):
             assert isinstance(by, events.GaussianRelease)
-            loss = _composed(release, count, by.ratio)
-            return None if loss is None else Aside(loss, escape, distance)
+            return Aside(_composed(release, count, by.ratio), escape, distance)
         case events.Composed():
             raise TypeError(f"no accounting for {event!r}")
         case _:
             return _composed(event, 1)
 
 
-def _best(losses: list[Loss | None]) -> Loss | None:
-    found = [loss for loss in losses if loss is not None]
-    return Best(tuple(found)) if found else None
-
-
-def _worst(losses: list[Loss | None]) -> Loss | None:
-    found = tuple(loss for loss in losses if loss is not None)
-    return Worst(found) if len(found) == len(losses) else None
-
-
-def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss | None:
+def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss:
     """The loss of `count` releases after a Gaussian one with the ratio `first`, if finite."""
     if count == 0 or _never(event):
         return _alone(first)
     match event:
         case events.NonPrivate():
-            return None
+            return Unbounded()
         case events.Proven(ways):
-            return _best([_composed(way, count, first) for way in ways])
+            return Best(tuple(_composed(way, count, first) for way in ways))
         case events.RenyiRelease(divergences, escape, distance):
             curve = count * np.array(divergences) + np.array(events.ORDERS) / (2 * first**2)
             return Renyi(curve, count * escape, count * distance)
         case events.Dominated(by, escape, distance):
-            loss = _composed(by, count, first)
-            return None if loss is None else Aside(loss, count * escape, count * distance)
+            return Aside(_composed(by, count, first), count * escape, count * distance)
         case events.Correlated():  # all rounds together are one release
             return _composed(event.whole(count), 1, first)
         case events.CyclicSampled():
             turns = event.whole(count)
             return _composed(turns.event, turns.count, first)
         case events.InSilos(silos, times):
-            return _worst([_composed(silo, count * times, first) for silo in dict.fromkeys(silos)])
+            each = dict.fromkeys(silos)
+            return Worst(tuple(_composed(silo, count * times, first) for silo in each))
         case events.GaussianRelease(ratio):  # composes in closed form
             if ratio < LEAST_RATIO * math.sqrt(count):
-                return None
-            joint = 1 / math.hypot(math.sqrt(count) / ratio, 1 / first)
-            return None if joint < LEAST_RATIO else GaussianMixture.once(joint)
+                return Unbounded()
+            return _alone(1 / math.hypot(math.sqrt(count) / ratio, 1 / first))
     return _convolved(event, count, first)
 
 
-def _convolved(event: events.Round, count: int, first: float) -> Loss | None:
+def _convolved(event: events.Round, count: int, first: float) -> Loss:
     """The same for rounds without a closed form, on a grid of losses."""
     from fedveil.accounting.lower_bound import lower_bound
+    from fedveil.accounting.tilted import ROUNDING
 
-    if _hopeless(event) or first < LEAST_RATIO:
-        return None
     event = _amplified(event)
-    if lower_bound(event, count) > LARGEST:
-        return None
-    least = 0.0 if math.isinf(first) else _widest(first) / MOST_POINTS
-    once = _one_round(event, least)
+    if _hopeless(event) or first < LEAST_RATIO or lower_bound(event, count) > LARGEST:
+        return Unbounded()
+    once = _one_round(event)
     if count == 1 and math.isinf(first):
         return once  # type: ignore[no-any-return]
-    other = functools.partial(_by_moments, once, count, first)
+    if count > LONGEST:
+        return _by_moments((once._pmf_remove, once._pmf_add), count, first)
+    other = functools.partial(_tilted, once, count, first)
     whole = once.self_compose(count)
-    if math.isinf(first):
-        return Rounded(whole, count * ROUNDING, other)
-    return Rounded(whole.compose(_on_grid_of(once, first)), (count + 1) * ROUNDING, other)
+    if not math.isinf(first):
+        whole = AfterGaussian(first, (whole._pmf_remove, whole._pmf_add))
+    return Rounded(whole, (count + 1) * ROUNDING, other)
 
 
-def _by_moments(once: Any, count: int, first: float) -> Renyi:
-    """The Rényi divergences of the same loss: looser, but no convolution rounds them."""
+def _tilted(once: Any, count: int, first: float) -> Loss:
+    """The same loss at a δ that the rounding of a convolution would hide."""
+    from fedveil.accounting.tilted import Tilted
+
     pmfs = once._pmf_remove, once._pmf_add  # there are no public attributes
+    return Tilted(pmfs, count, first, _by_moments(pmfs, count, first))
+
+
+def _by_moments(pmfs: tuple[Any, ...], count: int, first: float) -> Renyi:
+    """The Rényi divergences of the same loss: looser, but no convolution rounds them."""
     orders = np.array(events.ORDERS)
     largest = np.maximum(*(pmf.divergences(orders) for pmf in pmfs))
     infinite = max(float(pmf._infinity_mass) for pmf in pmfs)
     return Renyi(count * largest + orders / (2 * first**2), count * infinite, 0.0)
 
 
-def _alone(first: float) -> Loss | None:
-    """The loss of the first release only."""
+def _alone(first: float) -> Loss:
+    """The loss of one Gaussian release with the ratio `first`, or of nothing."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     if math.isinf(first):
         return pld.identity(value_discretization_interval=INTERVAL)  # type: ignore[no-any-return]
-    return None if first < LEAST_RATIO else GaussianMixture.once(first)
-
-
-def _on_grid_of(once: Any, ratio: float) -> Any:
-    """A Gaussian release, discretized as another loss is, so that the two can be composed."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    grid = once._pmf_remove._discretization  # there is no public attribute
-    return pld.from_gaussian_mechanism(ratio, value_discretization_interval=grid)
+    return Unbounded() if first < LEAST_RATIO else GaussianMixture.once(first)
 
 
 def _never(event: events.Round) -> bool:
@@ -241,37 +236,39 @@ def _never(event: events.Round) -> bool:
 
 
 def _hopeless(event: events.Round) -> bool:
-    """Whether a release, sampled or not, is too weak for the library's numerics."""
+    """Whether a release, sampled or not, is too weak for float64."""
     if isinstance(event, events.PoissonSampled | events.SampledWithoutReplacement):
         return _hopeless(event.event)
     if isinstance(event, events.GaussianRelease):
         return event.ratio < LEAST_RATIO
     if isinstance(event, events.ApproximateRelease):
-        return event.delta > 0.5 or event.epsilon > MOST_PURE
+        return event.delta == 1 or event.epsilon > MOST_PURE
     return False
 
 
-def _attended(event: events.ParticipationMixture) -> Loss | None:
-    """Σ_j P(J = j)·δ_j(ε) with J = min(Bin(rounds, rate), most): the coins are observed."""
+def _attended(event: events.ParticipationMixture) -> Loss:
+    """Σ_j P(J = j)·δ_j(ε) with J = min(Bin(rounds, rate), most): the coins are observed.
+
+    A count j that has no guarantee has δ_j = 1.
+    """
     exact = isinstance(event.event, events.RenyiRelease)
     times, chances = _attendance(event.rate, event.rounds, event.most, 0.0 if exact else NEGLIGIBLE)
     match event.event:
         case events.NonPrivate():
-            return None
+            return Unbounded()
         case events.Proven(ways):
-            return _best([_attended(replace(event, event=way)) for way in ways])
+            return Best(tuple(_attended(replace(event, event=way)) for way in ways))
         case events.RenyiRelease(divergences, escape, distance):
             mean = float(times @ chances)
             mixed = Renyi.mixed(np.array(divergences), times, chances)
             return Renyi(mixed, mean * escape, mean * distance)
         case events.Dominated(by, escape, distance):
             mean, loss = float(times @ chances), _attended(replace(event, event=by))
-            return None if loss is None else Aside(loss, mean * escape, mean * distance)
-        case events.GaussianRelease(ratio):
-            return None if ratio < LEAST_RATIO else GaussianMixture(ratio, times, chances)
+            return Aside(loss, mean * escape, mean * distance)
+        case events.GaussianRelease(ratio) if ratio >= LEAST_RATIO:
+            return GaussianMixture(ratio, times, chances)
         case release:
-            losses = [loss for j in times if (loss := _composed(release, int(j))) is not None]
-            return Weighted(chances, tuple(losses)) if len(losses) == len(times) else None
+            return Weighted(chances, tuple(_composed(release, int(j)) for j in times))
 
 
 def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.ndarray, np.ndarray]:
@@ -286,19 +283,18 @@ def _attendance(rate: float, rounds: int, most: int, rare: float) -> tuple[np.nd
 
 
 @functools.lru_cache(maxsize=64)
-def _one_round(event: events.Round, least: float = 0.0) -> Any:
-    """The loss of one round on a grid of at least the interval `least`."""
+def _one_round(event: events.Round) -> Any:
+    """The loss of one round on a grid."""
     from fedveil.accounting import sampled
 
     match event:
         case events.PoissonSampled(rate, events.GaussianRelease(ratio)):
-            return sampled.poisson(ratio, rate, max(_interval(ratio, rate), least))
+            return sampled.poisson(ratio, rate, _interval(ratio, rate))
         case events.SampledWithoutReplacement(cohort, population, events.GaussianRelease(ratio)):
             rate = cohort / population
-            return sampled.without_replacement(ratio, rate, max(_interval(ratio, rate), least))
+            return sampled.without_replacement(ratio, rate, _interval(ratio, rate))
         case events.ApproximateRelease(epsilon, delta):
-            interval = max(min(INTERVAL, epsilon / 20), epsilon / POINTS, FINEST, least)
-            return sampled.approximate(epsilon, delta, interval)
+            return sampled.approximate(epsilon, delta)
         case _:
             raise TypeError(f"no accounting for {event!r}")
 
@@ -315,11 +311,6 @@ def _interval(ratio: float, rate: float) -> float:
     deviation = rate * math.sqrt(math.expm1(min(ratio**-2, 50.0)))
     finest = max((high - low) / MOST_POINTS, _coarse(high - low), FINEST)
     return max(min(INTERVAL, deviation / 10), finest)
-
-
-def _widest(ratio: float) -> float:
-    """The largest loss of a Gaussian release, up to twelve standard deviations."""
-    return 0.5 / ratio**2 + 12 / ratio
 
 
 def _coarse(width: float) -> float:

@@ -24,6 +24,7 @@ ORDERS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4
           256.0, 512.0, 1024.0)  # fmt: skip
 
 FINITE = sys.float_info.max
+MOST_COUNT = 10**18  # of rounds or units
 MOST_RATIO = 1e6  # more noise counts as this much, which only makes a loss larger
 LEAST_RATE = 1e-100  # a smaller rate above 0 counts as this one, for the same reason
 
@@ -38,10 +39,11 @@ def _numbers(event: object, most: float, *names: str) -> None:
 
 
 def _counts(event: object, least: int, *names: str) -> None:
-    """Require whole numbers of at least `least`."""
+    """Make fields whole numbers, from `least` to MOST_COUNT."""
     for name in names:
         value = index(getattr(event, name))
-        _require(event, name, value, value >= least, f"a whole number of at least {least}")
+        fits = least <= value <= MOST_COUNT
+        _require(event, name, value, fits, f"a whole number from {least} to {MOST_COUNT:.0e}")
         object.__setattr__(event, name, value)
 
 
@@ -225,6 +227,7 @@ class Proven:
     ways: tuple[Round, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ways", tuple(self.ways))
         _known(self, "ways", self.ways, *OF_ONE_ROUND)
 
 
@@ -239,6 +242,7 @@ class InSilos:
     times: int
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "silos", tuple(self.silos))
         _known(self, "silos", self.silos, Proven, *OF_ONE_ROUND)
         _counts(self, 1, "times")
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from fedveil.accounting.events import ORDERS
 
 LARGEST = 2000.0  # a larger ε counts as no guarantee
-SMALL = 0.1  # a share of δ that rounding may take before another bound is computed
+SMALL = 0.01  # a share of δ that rounding may take before another bound is computed
 
 
 class Loss(Protocol):
@@ -29,18 +29,35 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True)
+class Unbounded:
+    """No guarantee: ε = ∞ and δ = 1."""
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """None is finite."""
+        return math.inf
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """Everything may be lost."""
+        return 1.0
+
+
+@dataclass(frozen=True)
 class Best:
     """Several bounds on one divergence: the smallest one holds."""
 
     losses: tuple[Loss, ...]
 
     def get_epsilon_for_delta(self, delta: float) -> float:
-        """The smallest of them."""
-        return min(float(loss.get_epsilon_for_delta(delta)) for loss in self.losses)
+        """The smallest of them; ∞ without any."""
+        return min(
+            (float(loss.get_epsilon_for_delta(delta)) for loss in self.losses), default=math.inf
+        )
 
     def get_delta_for_epsilon(self, epsilon: float) -> float:
-        """The smallest of them."""
-        return min(float(loss.get_delta_for_epsilon(epsilon)) for loss in self.losses)
+        """The smallest of them; 1 without any."""
+        return min(
+            (float(loss.get_delta_for_epsilon(epsilon)) for loss in self.losses), default=1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -62,7 +79,7 @@ class Worst:
 class Rounded:
     """A loss whose δ is computed up to `slack`: float64 rounding in a long convolution.
 
-    Where the slack is more than a tenth of δ, another bound without it may be smaller.
+    Where the slack is more than a hundredth of δ, the smaller one of this and another bound holds.
     """
 
     loss: Loss
@@ -83,6 +100,32 @@ class Rounded:
         if self.slack < SMALL * found:
             return found
         return min(found, float(self.other().get_delta_for_epsilon(epsilon)))
+
+
+@dataclass(frozen=True)
+class AfterGaussian:
+    """A Gaussian release of this ratio before losses on a grid, in either direction.
+
+    δ(ε) = m_∞ + Σ_j p_j·δ_G(ε − ℓ_j), with δ_G the curve of the Gaussian: it has no grid.
+    """
+
+    ratio: float
+    masses: tuple[Any, ...]
+
+    def get_delta_for_epsilon(self, epsilon: float) -> float:
+        """The larger one of both directions."""
+        return max(self._delta(one, epsilon) for one in dict.fromkeys(self.masses))
+
+    def _delta(self, masses: Any, epsilon: float) -> float:
+        from fedveil.accounting.sampled import gaussian_curve
+
+        losses = (masses._lower_loss + np.arange(masses.size)) * masses._discretization
+        curve = gaussian_curve(self.ratio, epsilon - losses)
+        return float(masses._infinity_mass + masses._probs @ curve)
+
+    def get_epsilon_for_delta(self, delta: float) -> float:
+        """By bisection."""
+        return least_epsilon(self.get_delta_for_epsilon, delta)
 
 
 @dataclass(frozen=True)
@@ -168,7 +211,7 @@ class GaussianMixture:
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """By bisection."""
-        return _least_epsilon(self.get_delta_for_epsilon, delta)
+        return least_epsilon(self.get_delta_for_epsilon, delta)
 
     @classmethod
     def once(cls, ratio: float) -> GaussianMixture:
@@ -190,7 +233,7 @@ class Weighted:
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """By bisection."""
-        return _least_epsilon(self.get_delta_for_epsilon, delta)
+        return least_epsilon(self.get_delta_for_epsilon, delta)
 
 
 def _aside(epsilon: float, escape: float, distance: float) -> float:
@@ -213,10 +256,10 @@ def _paid(
     return math.inf
 
 
-def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
+def least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
     """The least ε with δ(ε) ≤ δ, to one part in 10⁹ and never below it.
 
-    >>> round(_least_epsilon(lambda epsilon: math.exp(-epsilon), math.exp(-3)), 6)
+    >>> round(least_epsilon(lambda epsilon: math.exp(-epsilon), math.exp(-3)), 6)
     3.0
     """
     low, high = 0.0, 1.0
@@ -226,7 +269,20 @@ def _least_epsilon(delta_of: Callable[[float], float], delta: float) -> float:
         high *= 2
         if high > LARGEST:
             return math.inf
+    low = _root(delta_of, delta, low, high) * (1 + 1e-9)
+    if delta_of(low) <= delta:
+        return low
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if delta_of(middle) <= delta else (middle, high)
     return high
+
+
+def _root(delta_of: Callable[[float], float], delta: float, low: float, high: float) -> float:
+    """About the ε with δ(ε) = δ, by Brent's method on log δ(ε)."""
+    from scipy.optimize import brentq
+
+    def excess(epsilon: float) -> float:
+        return math.log(max(delta_of(epsilon), 1e-300) / delta)
+
+    return float(brentq(excess, low, high, xtol=1e-300, rtol=1e-10))

@@ -2,8 +2,7 @@
 
 dp-accounting has all of this. It computes curves, bounds of tails and ε point by point in Python,
 which takes nearly all of the time of an ε. Here they are computed for all points at once, by the
-same formulas (tests/unit/accounting/test_sampled.py compares them). The library's connect-the-dots
-turns a curve into a distribution whose own curve is never lower.
+same formulas (tests/unit/accounting/test_sampled.py compares them).
 """
 
 from __future__ import annotations
@@ -14,20 +13,27 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from dp_accounting.pld import common, pld_pmf
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld import privacy_loss_mechanism as mechanism
 from scipy import fft
-from scipy.special import log_ndtr, ndtr
+from scipy.special import expit, log_ndtr, ndtr
+
+Curve = Callable[[np.ndarray], np.ndarray]  # δ at each ε ≥ 0
+SMALL = 0.1  # sensitivity in standard deviations at which the rule's error is below rounding
+RULE = tuple(zip(*np.polynomial.legendre.leggauss(6), strict=True))
+EXCESS = 1e-3  # of mass in a composition: more is no rounding
 
 
 def poisson(ratio: float, rate: float, interval: float) -> Any:
     """The losses of a round that samples each unit with this rate: one is removed, or added."""
     low, high = losses(ratio, rate)
-    removed = _connected(functools.partial(removal_curve, ratio, rate), low, high, interval)
+    removal = functools.partial(removal_curve, ratio, rate)
+    addition = functools.partial(addition_curve, ratio, rate)
+    removed = _connected(removal, addition, low, high, interval)
     if rate == 1.0:
         return pld.PrivacyLossDistribution(removed)
-    added = _connected(functools.partial(addition_curve, ratio, rate), -high, -low, interval)
+    added = _connected(addition, removal, -high, -low, interval)
     return pld.PrivacyLossDistribution(removed, added)
 
 
@@ -35,62 +41,44 @@ def without_replacement(ratio: float, rate: float, interval: float) -> Any:
     """The symmetric loss that dominates both directions of a replaced unit.
 
     Its hockey-stick curve is the larger of those of ((1−q)Q + qP, Q) and (P, (1−q)P + qQ):
-    Zhu et al. 2022, Thm. 11 (subset sampling).
+    Zhu et al. 2022, Thm. 11 (subset sampling). That is the removal curve for ε ≥ 0.
     """
     _, high = losses(ratio, rate)
-    curve = functools.partial(without_replacement_curve, ratio, rate)
-    return pld.PrivacyLossDistribution(_connected(curve, -high, high, interval))
+    curve = functools.partial(removal_curve, ratio, rate)
+    return pld.PrivacyLossDistribution(_connected(curve, curve, -high, high, interval))
 
 
-def approximate(epsilon: float, delta: float, interval: float) -> Any:
-    """The losses of a release that is (ε, δ)-DP and nothing else: ε, −ε or, with δ, infinite."""
-    parameters = common.DifferentialPrivacyParameters(epsilon, delta)
-    found = pld.from_privacy_parameters(parameters, value_discretization_interval=interval)
-    return pld.PrivacyLossDistribution(Dense.of(found._pmf_remove.to_dense_pmf()))
+def approximate(epsilon: float, delta: float) -> Any:
+    """P(ℓ = ±ε) = (1 − δ)/(1 + e^∓ε) and P(ℓ = ∞) = δ: the largest loss of an (ε, δ)-DP release.
+
+    The grid is −ε, 0, ε, so that no loss is rounded.
+    """
+    masses = (1 - delta) * expit(np.array([-epsilon, -math.inf, epsilon]))
+    return pld.PrivacyLossDistribution(Dense(epsilon, -1, masses, delta, True))
 
 
 def removal_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
-    """δ of ((1−q)Q + qP, Q) at each ε: q·H_{1+(e^ε−1)/q}(P‖Q), or 1 − e^ε below log(1−q).
+    """δ of ((1−q)Q + qP, Q) at each ε ≥ 0: q·H_{1+(e^ε−1)/q}(P‖Q).
 
     >>> float(removal_curve(1.0, 0.1, np.zeros(1))[0].round(6))  # q·(2Φ(½) − 1)
     0.038292
     """
-    possible = _above_least(epsilons, rate)
-    curve = -np.expm1(np.minimum(epsilons, 0.0))
-    curve[possible] = rate * np.maximum(_whole(ratio, _unsampled(epsilons[possible], rate)), 0.0)
-    return np.asarray(curve)
+    return rate * gaussian_curve(ratio, _unsampled(epsilons, rate))
 
 
 def addition_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
-    """δ of (Q, (1−q)Q + qP) at each ε: 1 − e^ε + e^ε·(the removal curve at −ε).
+    """δ of (Q, (1−q)Q + qP) at each ε ≥ 0: q·e^{ε+t}·H_{e^−t}(P‖Q), 1 + (e^{−ε} − 1)/q = e^t.
 
-    For ε > 0, where the sum cancels: q·e^ε·(e^t·Φ(μ/2 + t/μ) − Φ(t/μ − μ/2)) with
-    t = log(1 + (e^{−ε} − 1)/q) and μ the sensitivity in standard deviations of the noise.
+    0 from ε = −log(1−q) on, the largest loss of an addition.
 
     >>> float(addition_curve(1.0, 0.1, np.zeros(1))[0].round(6))
     0.038292
     """
-    low = np.minimum(epsilons, 0.0)
-    curve = np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)
-    cancels = (epsilons > 0) & _above_least(-epsilons, rate)
-    high, mu = epsilons[cancels], 1 / ratio
-    inner = _unsampled(-high, rate)
-    left = np.exp(inner + log_ndtr(mu / 2 + inner / mu)) - ndtr(inner / mu - mu / 2)
-    curve[epsilons > 0] = 0.0
-    curve[cancels] = rate * np.exp(high) * np.maximum(left, 0.0)
-    return np.asarray(curve)
-
-
-def without_replacement_curve(ratio: float, rate: float, epsilons: np.ndarray) -> np.ndarray:
-    """δ of one round at each ε: the removal curve for ε ≥ 0, and the addition curve below."""
-    removed = removal_curve(ratio, rate, np.maximum(epsilons, 0.0))
-    added = addition_curve(ratio, rate, np.minimum(epsilons, 0.0))
-    return np.asarray(np.where(epsilons >= 0, removed, added))
-
-
-def _above_least(epsilons: np.ndarray, rate: float) -> np.ndarray:
-    """Whether ε is above log(1−q), the least loss of a sampled release."""
-    return epsilons > (math.log1p(-rate) if rate < 1 else -math.inf)
+    inner = _unsampled(-epsilons, rate)
+    curve, possible = np.zeros(len(epsilons)), np.isfinite(inner)
+    inner = inner[possible]
+    curve[possible] = rate * np.exp(epsilons[possible] + inner) * gaussian_curve(ratio, -inner)
+    return curve
 
 
 def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
@@ -102,12 +90,19 @@ def _unsampled(epsilons: np.ndarray, rate: float) -> np.ndarray:
     return np.asarray(np.where(epsilons <= 1, small, large))
 
 
-def _whole(ratio: float, epsilons: np.ndarray) -> np.ndarray:
-    """δ of a Gaussian release without sampling: Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ)."""
-    mu = 1 / ratio
-    return np.asarray(
-        ndtr(mu / 2 - epsilons / mu) - np.exp(epsilons + log_ndtr(-mu / 2 - epsilons / mu))
-    )
+def gaussian_curve(ratio: float, epsilons: np.ndarray) -> np.ndarray:
+    """δ of a Gaussian release without sampling: Φ(μ/2 − ε/μ) − e^ε·Φ(−μ/2 − ε/μ).
+
+    Where a small μ makes both nearly equal: their difference is ∫φ − (e^ε − 1)·Φ(−μ/2 − ε/μ), with
+    the integral from −μ/2 to μ/2, moved by −ε/μ, by Gauss and Legendre's rule.
+    """
+    mu, center = 1 / ratio, -epsilons * ratio
+    if mu > SMALL:
+        lost = np.exp(epsilons + log_ndtr(center - mu / 2))
+        return np.asarray(np.maximum(ndtr(center + mu / 2) - lost, 0.0))
+    density = sum(w * np.exp(-((center + mu / 2 * at) ** 2) / 2) for at, w in RULE)
+    lost = np.expm1(np.minimum(epsilons, 700.0)) * ndtr(center - mu / 2)
+    return np.asarray(np.maximum(mu / math.sqrt(8 * math.pi) * density - lost, 0.0))
 
 
 @functools.lru_cache(maxsize=64)
@@ -120,15 +115,25 @@ def losses(ratio: float, rate: float) -> tuple[float, float]:
 
 
 def _connected(
-    curve: Callable[[np.ndarray], np.ndarray], least: float, largest: float, interval: float
-) -> Any:
-    """A distribution on a grid whose curve is this one at the grid's points, and never below it."""
+    curve: Curve, reverse: Curve, least: float, largest: float, interval: float
+) -> Dense:
+    """p_k = (Δδ_k − e^h·Δδ_{k−1})/(e^h − 1): connect-the-dots of δ(ε) on the grid k·h.
+
+    Its curve is δ(ε) at the grid's points, and never below it. The operator is 0 on 1 and on e^ε,
+    except at ε = 0. So it is applied to g = δ − (1 − e^ε)₊, which below 0 is e^ε·(the reverse
+    curve at −ε): the rounding is relative to g, where 1 − e^ε would leave mass in every round.
+    """
     low, high = math.floor(least / interval), math.ceil(largest / interval)
-    deltas = curve(np.arange(low, high + 1) * interval)
-    # Rounding may break monotonicity by an ulp; running maxima from above keep an upper bound.
-    deltas = np.maximum.accumulate(deltas[::-1])[::-1].clip(0.0, 1.0)
-    found = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
-    return Dense.of(found.to_dense_pmf())
+    below, above = np.arange(low, min(high + 1, 0)), np.arange(max(low, 0), high + 1)
+    under = np.exp(below * interval) * reverse(-below * interval)
+    g = np.concatenate([under, curve(above * interval)])
+    rises, growth = np.diff(g), math.expm1(interval)
+    masses = np.empty(len(g))
+    masses[0] = rises[0] / growth - g[0]
+    masses[1:-1] = (rises[1:] - rises[:-1] * math.exp(interval)) / growth
+    masses[-1] = rises[-1] / math.expm1(-interval)
+    masses[max(-low, 0)] += 1.0
+    return Dense(interval, low, np.maximum(masses, 0.0), float(g[-1]), True)
 
 
 class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
@@ -143,7 +148,12 @@ class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         )  # fmt: skip
 
     def self_compose(self, num_times: int, tail_mass_truncation: float = 1e-15) -> Dense:
-        """The loss of `num_times` releases; the truncated tails count as infinite losses."""
+        """The loss of `num_times` releases; the truncated tails count as infinite losses.
+
+        Without mass beyond 1 the transform to the K is at most 1. More, or NaN, is no bound: ∞.
+        """
+        if not num_times * (self._probs.sum() + self._infinity_mass - 1) <= EXCESS:
+            return type(self)(self._discretization, 0, np.zeros(1), 1.0, self._pessimistic_estimate)
         low, high = self._essential(num_times, tail_mass_truncation)
         size = fft.next_fast_len(max(high - low + 1, self.size), real=True)
         whole = fft.irfft(fft.rfft(self._probs, size) ** num_times, size)
@@ -170,11 +180,23 @@ class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         low = -(count * np.log((1 / tilts) @ self._probs) + margin) / exponents
         return max(0, math.floor(low.max())), min((self.size - 1) * count, math.ceil(high.min()))
 
+    def tilted(self, theta: float) -> tuple[float, float, Dense]:
+        """(log M, its error, p·e^{θℓ}/M), M = Σ p·e^{θℓ} of the finite losses.
+
+        The error, also that of each new mass, is relative, and below 2^−50 times 1 + |θℓ|.
+        """
+        exponents = theta * (self._lower_loss + np.arange(self.size)) * self._discretization
+        largest = float(exponents[self._probs > 0].max())
+        masses = self._probs * np.exp(np.minimum(exponents - largest, 0.0))
+        total, error = float(masses.sum()), 2.0**-50 * (1 + float(np.abs(exponents).max()))
+        tilted = type(self)(self._discretization, self._lower_loss, masses / total, 0.0, True)
+        return largest + math.log(total), error, tilted
+
     def divergences(self, orders: np.ndarray) -> np.ndarray:
         """D_α = log(Σ p·e^{(α−1)ℓ})/(α − 1) of the finite losses ℓ, each rounded up.
 
-        The error of a sum is below n·2^−52 of it. Σ p = 1 is not used: the library replaces
-        negative masses by 0, so that Σ p may be larger, and D_α would be too small.
+        The error of a sum is below n·2^−52 of it. Σ p = 1 is not used: negative masses count as 0,
+        so that Σ p may be larger, and D_α would be too small.
         """
         losses = (self._lower_loss + np.arange(self.size)) * self._discretization
         there = self._probs > 0
@@ -184,13 +206,18 @@ class Dense(pld_pmf.DensePLDPmf):  # type: ignore[misc]
         logs = np.log(moments * (1 + self.size * 2.0**-52))
         return np.asarray(np.maximum(logs, 0.0) / (orders - 1))
 
+    def get_delta_for_epsilon(self, epsilon: Any) -> Any:
+        """∞mass + Σ p·(1 − e^{ε−ℓ})₊, from 0 to 1, and 1 where that is no number."""
+        found = np.nan_to_num(super().get_delta_for_epsilon(epsilon), nan=1.0)
+        return np.clip(found, 0.0, 1.0)
+
     def get_epsilon_for_delta(self, delta: float) -> float:
         """The least ε ≥ 0 for which the distribution's δ is at most this one.
 
         Above the loss ℓ, δ(ε) = U − e^ε·L, with U the mass of larger losses and L its mass times
         e^−loss. So ε = log((U − δ)/L) for the first ℓ, from above, that this reaches.
         """
-        if self._infinity_mass > delta:
+        if not (self._infinity_mass <= delta and math.isfinite(self._probs.sum())):
             return math.inf
         last = self._lower_loss + self.size - 1
         count = min(self.size, max(last, -1) + 1)  # of losses that are not negative

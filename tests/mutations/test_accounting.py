@@ -45,16 +45,16 @@ MUTATIONS = [
     Mutation(
         "fixed-size rounds accounted in one direction alone",
         wrong_curve(
-            "addition_curve",
-            "np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)",
-            "-np.expm1(low)",
+            "without_replacement",
+            "(curve, curve",
+            "(curve, functools.partial(addition_curve, ratio, rate)",
         ),
         "test_one_fixed_size_round_is_its_dominating_curve",
         check_round(-0.1),
     ),
     Mutation(
         "fixed-size rounds amplified twice",
-        wrong_curve("removal_curve", "rate * np.maximum", "rate**2 * np.maximum"),
+        wrong_curve("removal_curve", "rate * gaussian", "rate**2 * gaussian"),
         "test_one_fixed_size_round_is_its_dominating_curve",
         check_round(0.1),
     ),

@@ -106,7 +106,7 @@ MUTATIONS = [
     ),
     Mutation(
         "the best silo counts instead of the worst",
-        returning(accountant, "_worst", accountant._best),
+        returning(accountant, "Worst", accountant.Best),
         "test_an_event_of_silos_without_a_guarantee_has_none",
         test_silos.test_an_event_of_silos_without_a_guarantee_has_none,
     ),

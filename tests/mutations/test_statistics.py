@@ -233,7 +233,14 @@ MUTATIONS = [
     ),
     Mutation(
         "the aside of statistics is forgotten",
-        line(accountant, "_loss", ("Aside(loss, escape, distance)", "loss")),
+        line(
+            accountant,
+            "_loss",
+            (
+                "Aside(_composed(release, count, by.ratio), escape, distance)",
+                "_composed(release, count, by.ratio)",
+            ),
+        ),
         "a first release and rounds are one Gaussian, plus the aside",
         test_first.test_a_first_release_and_gaussian_rounds_are_one_gaussian,
     ),

@@ -8,14 +8,22 @@ from collections.abc import Callable
 import pytest
 
 from fedveil.accounting import accountant as accounting
-from fedveil.accounting import events, integers, losses, sampled
+from fedveil.accounting import events, integers, losses, sampled, tilted
 from fedveil.parts import cohort, discrete, part
 from fedveil.parts.cohort import Poisson
 from fedveil.parts.discrete import Binomial, DiscreteGaussian, TruncatedDiscreteLaplace
 from fedveil.privacy import composition as together
 from fedveil.recipe import Recipe
 from tests.mutations.making import Mutation, line, named, require_caught, returning
-from tests.unit.accounting import test_accounting, test_capped, test_dominated, test_sampled
+from tests.unit.accounting import (
+    test_accounting,
+    test_capped,
+    test_dominated,
+    test_first,
+    test_losses,
+    test_sampled,
+    test_tilted,
+)
 from tests.unit.accounting.test_dominated import CHANGES
 from tests.unit.test_recipe import (
     test_noise_that_some_may_not_bring_is_not_amplified as amplified_noise,
@@ -23,20 +31,36 @@ from tests.unit.test_recipe import (
 
 
 def anew(check: Callable[[], None]) -> Callable[[], None]:
-    """The check on steps that are computed afresh."""
+    """The check on steps and losses that are computed afresh, and not kept."""
 
     def afresh() -> None:
-        for kept in ("_binomial_steps", "_gaussian_steps", "_laplace_steps"):
-            getattr(discrete, kept).cache_clear()
-        accounting._one_round.cache_clear()
-        check()
+        forget()
+        try:
+            check()
+        finally:
+            forget()
 
     return afresh
+
+
+def forget() -> None:
+    for kept in ("_binomial_steps", "_gaussian_steps", "_laplace_steps"):
+        getattr(discrete, kept).cache_clear()
+    accounting._one_round.cache_clear()
 
 
 def enumerated(noise: test_dominated.Law, change: int, noise_shares: int = 1) -> Callable[[], None]:
     covers = test_dominated.test_every_dominating_gaussian_covers_every_neighbour
     return anew(lambda: covers(noise, noise_shares, CHANGES[change]))
+
+
+def exact_masses(ratio: float = 1.0, rate: float = 0.1) -> None:
+    exact = test_sampled.test_masses_have_the_exact_curve_at_the_grid_and_no_lower_one_between
+    exact(ratio, rate)
+
+
+def tiny_deltas(first: float = math.inf) -> None:
+    test_tilted.test_delta_is_relative_to_the_tail_at_every_order(1.0, 0.01, 0.05, first)
 
 
 def huge_pure() -> None:
@@ -97,7 +121,7 @@ SETTINGS = [
         line(
             accounting,
             "_composed",
-            ("Aside(loss, count * escape, count * distance)", "Aside(loss, escape, distance)"),
+            ("first), count * escape, count * distance)", "first), escape, distance)"),
         ),
         "what is set aside in every round",
         test_dominated.test_what_is_set_aside_is_paid_in_every_round,
@@ -171,11 +195,42 @@ SETTINGS = [
         "a fixed-size curve of one direction",
         line(
             sampled,
-            "addition_curve",
-            ("np.exp(low) * removal_curve(ratio, rate, -low) - np.expm1(low)", "-np.expm1(low)"),
+            "without_replacement",
+            ("(curve, curve", "(curve, functools.partial(addition_curve, ratio, rate)"),
         ),
-        "the library's two curves",
-        anew(lambda: test_sampled.test_the_curves_are_the_library_s(1.0, 0.1)),
+        "the exact curve of masses",
+        exact_masses,
+    ),
+    Mutation(
+        "additions have the losses of removals",
+        line(sampled, "poisson", ("_connected(addition, removal", "_connected(removal, addition")),
+        "the exact curve of masses",
+        exact_masses,
+    ),
+    Mutation(
+        "masses below ε = 0 carry the rounding of 1 − e^ε",
+        line(
+            sampled,
+            "_connected",
+            (
+                "[under, curve",
+                "[under - np.expm1(below * interval) + np.expm1(below * interval), curve",
+            ),
+        ),
+        "masses that sum to one",
+        lambda: test_sampled.test_masses_sum_to_one(1.0, 1e-5),
+    ),
+    Mutation(
+        "a rule for narrow intervals on wide ones",
+        returning(sampled, "SMALL", 10.5),
+        "the exact curve of masses",
+        lambda: exact_masses(0.1, 0.3),
+    ),
+    Mutation(
+        "mass beyond 1 is composed",
+        line(sampled.Dense, "self_compose", ("<= EXCESS", "<= 1")),
+        "spurious mass",
+        lambda: test_sampled.test_mass_beyond_one_and_no_numbers_have_no_finite_epsilon(1e-9),
     ),
     Mutation(
         "the tails of a composition are cut too short",
@@ -192,6 +247,38 @@ SETTINGS = [
         test_sampled.test_the_tails_that_are_left_out_hold_no_more_mass_than_said,
     ),
     Mutation(
+        "a count without a guarantee loses nothing",
+        line(losses.Unbounded, "get_delta_for_epsilon", ("return 1.0", "return 0.0")),
+        "a rare count without a guarantee",
+        lambda: test_losses.test_a_count_without_a_guarantee_loses_no_more_than_its_chance(
+            (1.0, 1e-9)
+        ),
+    ),
+    Mutation(
+        "losses of a pure release are a tenth too small",
+        line(sampled, "approximate", ("Dense(epsilon,", "Dense(0.9 * epsilon,")),
+        "binomial sums",
+        anew(
+            lambda: test_accounting.test_pure_releases_have_the_epsilon_of_a_binomial_sum(
+                0.0305, 1000, math.inf
+            )
+        ),
+    ),
+    Mutation(
+        "losses after a Gaussian release do not count",
+        line(losses.AfterGaussian, "_delta", ("epsilon - losses", "epsilon - 0 * losses")),
+        "binomial sums",
+        lambda: test_accounting.test_pure_releases_have_the_epsilon_of_a_binomial_sum(
+            0.0305, 1000, 3.0
+        ),
+    ),
+    Mutation(
+        "infinite losses after a Gaussian release do not count",
+        line(losses.AfterGaussian, "_delta", ("masses._infinity_mass + ", "")),
+        "what both releases lose for certain",
+        test_first.test_infinite_losses_count_after_a_first_release,
+    ),
+    Mutation(
         "moments that are a tenth too small",
         line(
             sampled.Dense, "divergences", ("np.maximum(logs, 0.0)", "0.9 * np.maximum(logs, 0.0)")
@@ -200,11 +287,35 @@ SETTINGS = [
         lambda: test_sampled.test_divergences_are_not_below_those_of_the_release(1.0, 0.1),
     ),
     Mutation(
+        "rounding of tilted masses does not count",
+        line(tilted.Tail, "delta", ("(found + self.slack)", "found")),
+        "direct convolution",
+        tiny_deltas,
+    ),
+    Mutation(
+        "tilted masses are tilted back in one round only",
+        line(tilted.Tail, "of", ("scale = count * (moment", "scale = (moment")),
+        "direct convolution",
+        tiny_deltas,
+    ),
+    Mutation(
+        "the moment of a first release is left out",
+        line(tilted.Tail, "of", ("+ error) + before", "+ error)")),
+        "direct convolution",
+        lambda: tiny_deltas(3.0),
+    ),
+    Mutation(
+        "infinite losses of tilted rounds do not count",
+        line(tilted.Tail, "delta", ("self.infinite + ", "")),
+        "pure releases",
+        test_tilted.test_infinite_losses_count_in_every_round,
+    ),
+    Mutation(
         "moments of one round for all",
         line(accounting, "_by_moments", ("count * largest", "largest")),
         "long compositions at small δ",
-        lambda: test_accounting.test_a_delta_that_rounding_would_swallow_has_the_epsilon_of_moments(
-            0.5, 1000.0, 10**6, 1e-12, 3.35
+        lambda: test_accounting.test_a_delta_that_rounding_would_swallow_has_a_tight_epsilon(
+            0.5, 1000.0, 10**6, 1e-12, 3.449
         ),
     ),
     Mutation(

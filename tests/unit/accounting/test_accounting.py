@@ -61,13 +61,18 @@ def without_replacement_by_integration(ratio: float, rate: float, eps: float) ->
     return float(max(a, b))
 
 
+def delta_of(event: events.Round | events.Spent, eps: float) -> float:
+    """That of the masses, also below 0, where `delta` asks for no ε."""
+    return float(accountant._loss(event).get_delta_for_epsilon(eps))
+
+
 @pytest.mark.parametrize("eps", [-0.15, -0.1, -0.01, 0.01, 0.1, 0.5])
 def test_one_fixed_size_round_is_its_dominating_curve(eps: float) -> None:
     """Below 0, too, where the other direction is the larger one: composition reads it all."""
     event = events.SampledWithoutReplacement(20, 100, events.GaussianRelease(1.0))
     exact = without_replacement_by_integration(1.0, 0.2, eps)
-    assert exact <= delta(event, eps) * (1 + 1e-6)
-    assert delta(event, eps) == pytest.approx(exact, rel=1e-3)
+    assert exact <= delta_of(event, eps) * (1 + 1e-6)
+    assert delta_of(event, eps) == pytest.approx(exact, rel=1e-3)
 
 
 @pytest.mark.parametrize(("cohort", "ratio", "rounds"), [(60, 1.0, 100), (300, 2.0, 50)])
@@ -123,7 +128,7 @@ def test_fixed_size_rounds_of_opposite_directions_are_covered(eps: float) -> Non
     p, q = np.outer(moved, rest), np.outer(rest, moved)
     true = float(np.maximum(p - math.exp(eps) * q, 0).sum() * cell)
     event = events.SampledWithoutReplacement(1, 2, events.GaussianRelease(ratio))
-    assert true <= delta(events.Composed(event, 2), eps) * (1 + 1e-9)
+    assert true <= delta_of(events.Composed(event, 2), eps) * (1 + 1e-9)
 
 
 def test_an_approximate_release_keeps_its_two_numbers() -> None:
@@ -133,10 +138,69 @@ def test_an_approximate_release_keeps_its_two_numbers() -> None:
     assert epsilon(event, 1e-7) == math.inf
 
 
+@pytest.mark.parametrize(
+    ("each", "rounds", "first"),
+    [
+        (0.0305, 1000, math.inf), (0.0305, 10_000, math.inf), (0.0303, 30_000, math.inf),
+        (1.7, 9, math.inf), (1e-4, 10**5, 1.0), (1e-5, 10**6, 1.0), (0.0305, 1000, 3.0),
+    ],
+)  # fmt: skip
+def test_pure_releases_have_the_epsilon_of_a_binomial_sum(each, rounds, first) -> None:
+    """Whatever ε₀ is, also after a Gaussian release: none of the losses are rounded."""
+    ups = np.arange(rounds + 1)
+    chances = stats.binom.pmf(ups, rounds, 1 / (1 + math.exp(-each)))
+    losses = (2 * ups - rounds) * each
+    before = None if math.isinf(first) else events.Dominated(events.GaussianRelease(first))
+    spent = events.Composed(events.ApproximateRelease(each, 0.0), rounds, before)
+
+    def true(eps: float) -> float:
+        rest = eps - losses
+        if before is None:
+            return float(chances @ np.maximum(-np.expm1(np.minimum(rest, 0.0)), 0.0))
+        lost = np.exp(rest + stats.norm.logcdf(-0.5 / first - rest * first))
+        return float(chances @ (stats.norm.cdf(0.5 / first - rest * first) - lost))
+
+    found = epsilon(spent, 1e-5)
+    assert true(found * (1 + 1e-7)) <= 1e-5 <= true(found * (1 - 1e-5))
+    assert delta(spent, found) == pytest.approx(1e-5, rel=1e-4)
+
+
 def test_subsampling_an_approximate_release() -> None:
     event = events.PoissonSampled(0.1, events.ApproximateRelease(1.0, 1e-6))
     amplified = math.log(1 + 0.1 * (math.e - 1))
     assert epsilon(event, 1e-7) == pytest.approx(amplified, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("event", "target", "most"),
+    [
+        (events.ApproximateRelease(0.1, 0.6), 0.65, 0.1),
+        (events.PoissonSampled(1e-3, events.ApproximateRelease(0.1, 0.6)), 1e-2, 1e-4),
+        (events.SampledWithoutReplacement(1, 10**3, events.ApproximateRelease(1.0, 1.0)), 2e-3, 0),
+    ],
+)
+def test_a_large_delta_of_one_release_has_a_finite_epsilon(event, target, most) -> None:
+    assert epsilon(event, target) <= most * (1 + 1e-3)
+    assert epsilon(events.ApproximateRelease(0.1, 1.0), 0.99) == math.inf
+
+
+WITH_DELTA = [
+    events.GaussianRelease(1.0),
+    events.PoissonSampled(0.1, events.GaussianRelease(1.0)),
+    events.RenyiRelease(tuple(order / 40 for order in events.ORDERS)),
+    events.ApproximateRelease(1.0, 1e-9),
+]
+
+
+@pytest.mark.parametrize("event", WITH_DELTA, ids=lambda event: type(event).__name__)
+def test_delta_is_a_probability_at_every_epsilon(event: events.Round) -> None:
+    for spent in (events.Composed(event, 3), events.ParticipationMixture(event, 0.5, 3, 3)):
+        found = [delta(spent, eps) for eps in (0.0, 1.0, 1e3, 1e9, 1e300, math.inf)]
+        assert found == sorted(found, reverse=True)
+        assert 0 <= found[-1] <= 4e-9
+        for eps in (-1.0, math.nan, "1"):
+            with pytest.raises(UserError, match="epsilon is"):
+                delta(spent, eps)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("rate", "ratio", "rounds"), [(0.2, 2.0, 50), (0.01, 0.8, 300)])
@@ -250,6 +314,13 @@ def test_long_compositions_are_not_below_the_truth_for_small_deltas(
     assert long >= true * (1 - 1e-6)
 
 
+@pytest.mark.parametrize("rate", [0.5, 1.0])
+def test_little_signal_in_each_of_many_rounds_adds_up_to_a_gaussian(rate: float) -> None:
+    rounds = events.Composed(events.PoissonSampled(rate, events.GaussianRelease(1e6)), 10**8)
+    limit = epsilon(events.GaussianRelease(1e2 / rate), 1e-5)
+    assert limit * (1 - 1e-6) <= epsilon(rounds, 1e-5) <= 1.01 * limit
+
+
 @pytest.mark.parametrize(("count", "mu", "delta"), [(10**6, 4.0, 1e-9), (10**4, 1.0, 1e-10)])
 def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, delta) -> None:
     """All of ten drawn is no sampling, and has a closed form."""
@@ -259,16 +330,42 @@ def test_so_are_long_compositions_of_fixed_size_cohorts(count: int, mu: float, d
 
 
 @pytest.mark.parametrize(
+    ("rate", "ratio", "rounds", "delta"),
+    [
+        (1e-5, 0.95, 2 * 10**7, 1e-5), (1e-5, 1.0, 2 * 10**7, 1e-5), (3e-5, 1.0, 2 * 10**7, 1e-7),
+        (1e-4, 1.0, 10**8, 1e-5),
+    ],
+)  # fmt: skip
+def test_long_runs_at_tiny_rates_have_the_epsilon_of_the_limit(rate, ratio, rounds, delta) -> None:
+    """A Gaussian with μ = q·√(K·(e^{1/ρ²} − 1)); a fixed size is at most 40 % above it."""
+    mu = rate * math.sqrt(rounds * math.expm1(ratio**-2))
+    limit, release = epsilon(events.GaussianRelease(1 / mu), delta), events.GaussianRelease(ratio)
+    poisson = epsilon(events.Composed(events.PoissonSampled(rate, release), rounds), delta)
+    drawn = events.SampledWithoutReplacement(round(rate * 10**9), 10**9, release)
+    fixed = events.Composed(drawn, rounds)
+    assert limit <= poisson <= 1.01 * limit
+    assert poisson <= epsilon(fixed, delta) <= 1.4 * limit
+    assert 0 <= accountant.delta(fixed, 0.0) <= 1
+
+
+@pytest.mark.parametrize(
     ("rate", "ratio", "rounds", "delta", "true"),
-    [(0.5, 1000.0, 10**6, 1e-12, 3.35), (0.0102, 4.26, 68_720, 1.1e-12, 4.52)],
+    [(0.5, 1000.0, 10**6, 1e-12, 3.449), (0.0102, 4.26, 68_720, 1.1e-12, 4.457)],
 )
-def test_a_delta_that_rounding_would_swallow_has_the_epsilon_of_moments(
+def test_a_delta_that_rounding_would_swallow_has_a_tight_epsilon(
     rate, ratio, rounds, delta, true
 ) -> None:
-    """The first is that of a Gaussian with μ = q·√K/ratio, the second that of a PRV accountant."""
+    """That of a Gaussian with μ = q·√K/ratio, and that of a finer grid in extended precision."""
     release = events.GaussianRelease(ratio)
     event = events.Composed(events.PoissonSampled(rate, release), rounds)
-    assert true <= epsilon(event, delta) <= 1.1 * true
+    assert true <= epsilon(event, delta) <= 1.01 * true
+
+
+def test_runs_that_are_too_long_for_a_grid_have_the_epsilon_of_moments() -> None:
+    """With a memory of one round; the moments of a Gaussian with μ = q·√K/ratio."""
+    rounds = events.Composed(events.PoissonSampled(0.5, events.GaussianRelease(1e6)), 10**12)
+    true = epsilon(events.GaussianRelease(2.0), 1e-5)
+    assert true <= epsilon(rounds, 1e-5) <= 1.2 * true
 
 
 def test_a_larger_delta_never_has_a_larger_epsilon_where_the_bounds_meet() -> None:

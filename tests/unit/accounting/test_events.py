@@ -11,7 +11,7 @@ import torch
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting import events
 from fedveil.accounting.correlation import Column, square_root
-from fedveil.accounting.losses import _least_epsilon
+from fedveil.accounting.losses import least_epsilon
 from fedveil.errors import UserError
 from fedveil.parts.correlated import BufferedNoise
 
@@ -49,6 +49,8 @@ BROKEN: dict[str, Callable[[], object]] = {
     "weights": lambda: Column(weights=(0.5, NAN), decays=(0.5, 0.5)),
     "buffers": lambda: BufferedNoise(1.0, weights=(0.5, NAN), decays=(0.5, 0.5)),
     "count": lambda: events.Composed(NOISY, -1),
+    "many rounds": lambda: events.Composed(NOISY, 10**400),
+    "many units": lambda: events.SampledWithoutReplacement(1, 10**330, NOISY),
     "an event of one's own": lambda: events.Composed(Quiet(1.0, square_root(2)), 3),
     "a proof over the run": lambda: events.Proven((events.Correlated(1.0, square_root(2)),)),
     "silos over the run": lambda: events.InSilos((events.Correlated(1.0, square_root(2)),), 2),
@@ -70,5 +72,13 @@ def test_events_keep_plain_numbers() -> None:
     assert accounting.epsilon(after, 1e-5) > accounting.epsilon(before, 1e-5)
 
 
+def test_lists_of_events_are_kept_as_tuples() -> None:
+    proven = events.Proven([NOISY])  # type: ignore[arg-type]
+    silos = events.InSilos([proven], 1)  # type: ignore[arg-type]
+    assert accounting.epsilon(silos, 1e-5) == accounting.epsilon(NOISY, 1e-5)
+    assert math.isinf(accounting.epsilon(events.Proven(()), 1e-5))
+    assert accounting.delta(events.Proven(()), 1.0) == 1.0
+
+
 def test_no_epsilon_is_found_where_delta_is_no_number() -> None:
-    assert math.isinf(_least_epsilon(lambda epsilon: NAN, 1e-5))
+    assert math.isinf(least_epsilon(lambda epsilon: NAN, 1e-5))

@@ -80,3 +80,8 @@ def test_a_first_release_counts_beside_correlated_noise() -> None:
     runs = [Charged(plan, 6, 6), Charged(other, 3, 3)]
     exact = events.GaussianRelease((alone**-2 + 1 / 9 + 3 / 81) ** -0.5)
     assert composition.epsilon(runs, 1e-5) > epsilon(exact, 1e-5)
+
+
+def test_infinite_losses_count_after_a_first_release() -> None:
+    spent = events.Composed(events.ApproximateRelease(0.1, 1e-6), 5, FIRST)
+    assert delta(spent, 100.0) == pytest.approx(1e-6 + 5e-6, rel=1e-4)

@@ -172,6 +172,18 @@ def test_attending_something_that_is_not_private_is_not_private() -> None:
     )
 
 
+@pytest.mark.parametrize("release", [(1.0, 1e-9), (10.0, 1e-12)])
+def test_a_count_without_a_guarantee_loses_no_more_than_its_chance(release) -> None:
+    """Of 10,000 rounds one takes part in about ten; a chance of 1e-16 is put at all of them."""
+    event = events.ApproximateRelease(*release)
+    assert math.isinf(epsilon(events.Composed(event, 10_000), 1e-5))
+    spent = events.ParticipationMixture(event, 1e-3, 10_000, 10_000)
+    capped = events.ParticipationMixture(event, 1e-3, 10_000, 40)
+    assert epsilon(capped, 1e-5) <= epsilon(spent, 1e-5) <= epsilon(capped, 1e-5 - 2e-16) + 1e-6
+    often = events.ParticipationMixture(events.ApproximateRelease(600.0, 0.0), 0.9, 100, 100)
+    assert delta(often, 1e3) >= 0.99
+
+
 # ---- each loss by itself
 
 

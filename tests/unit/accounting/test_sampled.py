@@ -4,44 +4,113 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_pmf, privacy_loss_mechanism
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fedveil.accounting import sampled
-from fedveil.accounting.accountant import ROUNDING
+from fedveil.accounting.accountant import _interval
 from fedveil.accounting.sampled import Dense
+from fedveil.accounting.tilted import ROUNDING
 
 KINDS = privacy_loss_mechanism.AdjacencyType
 SAMPLED = [(1.0, 0.1), (0.5, 0.01), (3.3, 0.02), (0.02, 0.3), (0.7, 0.999), (100.0, 1e-6)]
 
 
-def both_curves(ratio: float, rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ε, the library's δ of an addition, that of a removal)."""
-    widest = 0.5 / ratio**2 + 12 / ratio
+def places(ratio: float, rate: float) -> np.ndarray:
+    """Where curves are compared, also on both sides of the largest loss of an addition."""
     least = -math.log1p(-rate)
-    epsilons = np.linspace(-widest, widest, 301)
-    epsilons = np.append(epsilons, [0.0, 0.5 * least, -0.5 * least, 2 * least, -2 * least])
-    losses = [
-        privacy_loss_mechanism.GaussianPrivacyLoss(ratio, sampling_prob=rate, adjacency_type=kind)
-        for kind in (KINDS.ADD, KINDS.REMOVE)
-    ]
-    added, removed = (np.asarray(loss.get_delta_for_epsilon(epsilons)) for loss in losses)
-    return epsilons, added, removed
+    return np.append(np.linspace(0, 0.5 / ratio**2 + 12 / ratio, 151), [0.5 * least, 2 * least])
 
 
 @pytest.mark.parametrize(("ratio", "rate"), SAMPLED)
 def test_the_curves_are_the_library_s(ratio: float, rate: float) -> None:
-    epsilons, added, removed = both_curves(ratio, rate)
-    for curve, wanted in (
-        (sampled.addition_curve, added),
-        (sampled.removal_curve, removed),
-        (sampled.without_replacement_curve, np.maximum(added, removed)),
+    epsilons = places(ratio, rate)
+    for curve, kind in (
+        (sampled.addition_curve, KINDS.ADD),
+        (sampled.removal_curve, KINDS.REMOVE),
     ):
+        wanted = privacy_loss_mechanism.GaussianPrivacyLoss(
+            ratio, sampling_prob=rate, adjacency_type=kind
+        ).get_delta_for_epsilon(epsilons)
         found = curve(ratio, rate, epsilons)
-        assert found == pytest.approx(wanted, rel=1e-9, abs=1e-14)
+        assert found == pytest.approx(np.asarray(wanted), rel=1e-9, abs=1e-14)
         assert found.min() >= 0
+
+
+def whole(mu: mpmath.mpf, eps: mpmath.mpf) -> mpmath.mpf:
+    upper, lower = mpmath.ncdf(mu / 2 - eps / mu), mpmath.ncdf(-mu / 2 - eps / mu)
+    return upper - mpmath.exp(eps) * lower
+
+
+def removed(mu: mpmath.mpf, rate: mpmath.mpf, eps: mpmath.mpf) -> mpmath.mpf:
+    """The exact δ of ((1−q)Q + qP, Q), for ε of either sign."""
+    order = 1 + (mpmath.exp(eps) - 1) / rate
+    return rate * whole(mu, mpmath.log(order)) if order > 0 else 1 - mpmath.exp(eps)
+
+
+def added(mu: mpmath.mpf, rate: mpmath.mpf, eps: mpmath.mpf) -> mpmath.mpf:
+    return 1 - mpmath.exp(eps) + mpmath.exp(eps) * removed(mu, rate, -eps)
+
+
+def replaced(mu: mpmath.mpf, rate: mpmath.mpf, eps: mpmath.mpf) -> mpmath.mpf:
+    return max(removed(mu, rate, eps), added(mu, rate, eps))
+
+
+FINE = [
+    (1.0, 1e-5),
+    (0.95, 1e-5),
+    (1.0, 0.1),
+    (0.3, 0.01),
+    (0.1, 0.3),
+    (9.9, 0.2),
+    (10.1, 0.2),
+    (1e6, 0.5),
+]
+
+
+@pytest.mark.parametrize(("ratio", "rate"), FINE)
+def test_masses_have_the_exact_curve_at_the_grid_and_no_lower_one_between(ratio, rate) -> None:
+    """In 40 digits. Below ε = 0 in absolute terms: there the curve is almost 1 − e^ε."""
+    interval = _interval(ratio, rate)
+    both = sampled.poisson(ratio, rate, interval)
+    fixed = sampled.without_replacement(ratio, rate, interval)
+    given = mpmath.mpf(1 / ratio), mpmath.mpf(rate)
+    pairs = (both._pmf_remove, removed), (both._pmf_add, added), (fixed._pmf_remove, replaced)
+    with mpmath.workdps(40):
+        for masses, curve in pairs:
+            points = np.linspace(masses._lower_loss, masses._lower_loss + masses.size - 1, 24)
+            for point in (*np.floor(points), *np.floor(points[:-1]) + 0.5, -1, 0, 1):
+                eps = float(point * interval)
+                true, slack = float(curve(*given, mpmath.mpf(eps))), 1e-15 if eps < 0 else 1e-22
+                found = masses.get_delta_for_epsilon(eps)
+                assert found >= true * (1 - 1e-11) - slack
+                if point == np.floor(point):
+                    assert found <= true * (1 + 1e-11) + slack
+
+
+@pytest.mark.parametrize(("ratio", "rate"), [*FINE, (1e4, 0.5), (0.7, 1e-4), (2.0, 1e-9)])
+def test_masses_sum_to_one(ratio: float, rate: float) -> None:
+    """Mass beyond 1 grows with every round of a composition."""
+    interval = _interval(ratio, rate)
+    both = sampled.poisson(ratio, rate, interval)
+    fixed = sampled.without_replacement(ratio, rate, interval)
+    for masses in (both._pmf_remove, both._pmf_add, fixed._pmf_remove):
+        assert abs(masses._probs.sum() + masses._infinity_mass - 1) <= 1e-14
+
+
+@pytest.mark.parametrize("spurious", [1e-9, math.nan, math.inf])
+def test_mass_beyond_one_and_no_numbers_have_no_finite_epsilon(spurious: float) -> None:
+    once = sampled.without_replacement(1.0, 0.1, 1e-2)._pmf_remove
+    once._probs[-3] += spurious
+    whole = once.self_compose(10**7)
+    assert whole.get_epsilon_for_delta(0.9) == math.inf
+    assert whole.get_delta_for_epsilon(1.0) == 1.0
+    if not spurious < 1:
+        assert once.get_epsilon_for_delta(0.9) == math.inf
+        assert once.get_delta_for_epsilon(0.0) == 1.0
 
 
 def library(ratio: float, rate: float, interval: float) -> pld.PrivacyLossDistribution:
