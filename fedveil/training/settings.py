@@ -393,7 +393,7 @@ def from_settings(
         ledger=ledger,
         checkpoint_every=settings.checkpoint_every,
         account=settings.account,
-        named=_named(settings, data.name),
+        named=_named(settings),
         loss=settings.loss,
         metric=settings.metric,
         device=settings.device,
@@ -402,7 +402,7 @@ def from_settings(
     )
 
 
-def _named(settings: Settings, loaded: str) -> dict[str, Any]:
+def _named(settings: Settings) -> dict[str, Any]:
     """The settings that recipe.toml repeats: the names of algorithm and data, and the options."""
     own = {"algorithm", "parameters"} if _unnamed_recipe(settings) else set()
     own |= {"device"} if settings.device == "auto" else set()
@@ -410,20 +410,13 @@ def _named(settings: Settings, loaded: str) -> dict[str, Any]:
     if settings.data.path is not None:
         plain["data"]["path"] = str(settings.data.path.resolve())
     else:
-        plain["data"]["dataset"] = _name(loaded, settings.data.dataset or DATASET)
+        plain["data"]["dataset"] = settings.data.dataset or DATASET
     return plain
 
 
 def _unnamed_recipe(settings: Settings) -> bool:
     """Whether the settings have a [recipe] without the algorithm that built it."""
     return settings.recipe is not None and "algorithm" not in settings.model_fields_set
-
-
-def _name(loaded: str, asked: str) -> str:
-    """The data set that was loaded: digits replaces one that is not available."""
-    from fedveil.data.catalog import CATALOG
-
-    return loaded if loaded in CATALOG else asked
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
