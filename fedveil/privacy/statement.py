@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 Setting = tuple[tuple[str, str], ...]  # more labels and texts of a statement
 UNRECORDED = "Not recorded: this run counts against no budget."
-RECORDED = "Recorded in the ledger"  # the account is a hash of the data, so it is not printed
+RECORDED = "Recorded (`fedveil budget show`)."  # the account is a hash, so it is not printed
+REPEATED = (
+    "Repeats a recorded run with the same noise. It releases nothing new, so nothing was charged."
+)
 
 
 @dataclass(frozen=True, repr=False)
