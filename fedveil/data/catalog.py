@@ -66,7 +66,7 @@ def load(name: str, directory: str | Path | None = None, download: bool = True) 
     <Dataset digits: 1437 training and 360 test examples, 10 classes>
     """
     if name not in CATALOG:
-        raise unknown("data set", name, CATALOG)
+        raise unknown("data set", name, CATALOG, "`fedveil datasets` lists all.")
     entry, directory = CATALOG[name], None if directory is None else Path(directory)
     if entry.bundled:
         return entry.read(Path())

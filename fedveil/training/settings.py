@@ -25,6 +25,11 @@ MAX_BYTES = 2**20  # per settings file
 MAX_DOTS = 300  # per line: parsing time is quadratic in the parts of a dotted key
 DATASET = "fashion-mnist"  # the default
 SYNTHETIC = "synthetic"
+WRITTEN = {  # the form of settings that are tables
+    "ranges": "{age=[0,100]}",
+    "categories": '{plan=["free","plus"]}',
+    "dates": '{born=["1900-01-01","2020-12-31"]}',
+}
 PROBLEMS = ("das2022-quadratics", "zhang2022-table4", "zhang2022-claim21")
 
 
@@ -433,7 +438,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
             )
         return tomllib.loads(text)
     except OSError as problem:
-        raise UserError(f"Could not read {file}: {problem.strerror}.") from problem
+        raise UserError(
+            f"Could not read {file}: {problem.strerror}. Give the path of a TOML settings file, or "
+            "only flags."
+        ) from problem
     except UserError:
         raise
     except (ValueError, RecursionError) as problem:  # also for bad UTF-8 and overlong numbers
@@ -450,6 +458,12 @@ def _sentence(problem: ValidationError, file: Path | None) -> UserError:
         return unknown(what, str(first["loc"][-1]), group.model_fields)
     plain = isinstance(first["input"], str | int | float)  # a nested value may be too deep to print
     given = str(first["input"])[:40] if plain else "…"
+    if first["type"] == "dict_type":
+        form = WRITTEN.get(str(first["loc"][-1]), "{name=value}")
+        return UserError(
+            f"{file or 'The flags'}: {where} is '{given}', which is not a table. Write it as "
+            f"'{form}'."
+        )
     return UserError(
         f"{file or 'The flags'}: {where} is '{given}', but {first['msg'][:1].lower()}"
         f"{first['msg'][1:]}."

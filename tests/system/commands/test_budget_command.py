@@ -32,7 +32,7 @@ def test_nothing_is_recorded_at_first(run: Run, refused: Refused, ledger: Path) 
 
 def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     out = well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
-    said = re.search(r"  models     ε = (\S+), δ = 1e-5", out)
+    said = re.search(r"would be \((\S+), 1e-5\)-differ", out)
     assert said
     shown = well(run("budget", "show"))
     assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
