@@ -205,8 +205,8 @@ class Statement:
         return (
             f"{what[:1].upper()}{what[1:]}, learned before training with Gaussian noise. Alone, "
             f"they have ε = {alone} at the same δ. ε above covers them and the training together. "
-            f"A value that only one {self.main.unit} has is released with probability at most "
-            f"{rounded_up(statistics.escape)}."
+            f"A category or class that only one {self.main.unit} has is released with probability "
+            f"at most {rounded_up(statistics.escape)}."
         )
 
     def _evaluation(self, evaluation: Statistics) -> str:
