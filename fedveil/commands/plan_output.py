@@ -184,9 +184,7 @@ def privacy(plan: Plan) -> str:
     if not said.private:
         return f"none: {said.reason}."
     amount = noise.noise_multiplier
-    kind = (
-        type(noise).__name__ if amount is None else f"noise multiplier z = {rounded_up(amount, 4)}"
-    )
+    kind = type(noise).__name__ if amount is None else f"noise multiplier z = {short(amount)}"
     sigma = noise.deviation_of_message(plan.recipe.message(plan.case.dim))
     steps = "" if sigma is None else f", σ = {short(sigma, 3)} grid steps per message"
     budget = f"ε = {rounded_up(said.epsilon)}{said.origin.mark} at δ = {rounded_up(said.delta)}"
