@@ -29,7 +29,7 @@ Target = Annotated[
 ]
 WIDTH = 13
 SILOS = 8  # named in one line
-INFORMATIONAL = "†"  # of an ε that no budget set before the runs guarantees
+INFORMATIONAL = "*"  # of an ε that no budget set before the runs guarantees
 
 
 class Spent(NamedTuple):

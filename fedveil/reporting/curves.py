@@ -303,9 +303,8 @@ def _levels(curves: Sequence[Curve], members: int, percent: bool) -> str:
 
 
 def _clipped(run: Run) -> np.ndarray | None:
-    """The clipped fraction, where there is a threshold: a normalization changes every update."""
-    has_threshold = run.bound is not None or run.series("threshold") is not None
-    return run.series("clipped_fraction") if has_threshold else None
+    """The clipped fraction, which is no finding of a normalization: it changes every update."""
+    return None if run.normalizes else run.series("clipped_fraction")
 
 
 def _measures(story: Story) -> list[Measure]:

@@ -36,8 +36,8 @@ def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     assert said
     shown = well(run("budget", "show"))
     assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
-    assert f"  models     ε = {said[1]}† at δ = 1e-5 (zero-out)\n" in shown
-    assert "†  Informational: a guarantee needs a budget set before the runs.\n" in shown
+    assert f"  models     ε = {said[1]}* at δ = 1e-5 (zero-out)\n" in shown
+    assert "*  Informational: a guarantee needs a budget set before the runs.\n" in shown
     assert "Recorded     3 rounds charged, from 1 noise stream\n" in shown
     for target in ("digits", "a", "a/recipe.toml"):
         assert well(run("budget", "show", target)) == shown
@@ -66,7 +66,7 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
         out,
     )
     shown = well(run("budget", "show", "--delta", 1e-6))
-    assert re.search(r"ε = \S+† at δ = 1e-6 \(zero-out\); the budget is 2 at δ = 1e-5\n", shown)
+    assert re.search(r"ε = \S+\* at δ = 1e-6 \(zero-out\); the budget is 2 at δ = 1e-5\n", shown)
     outcome = run("train", *NORMEC, "--rounds", 30, "--out", "b")
     assert outcome.code == 2
     assert re.match(
@@ -108,7 +108,7 @@ def test_a_budget_below_what_is_spent_says_so_and_refuses_new_rounds(
     assert "is spent.\nThis budget is already exceeded. Every new round will be refused.\n" in out
     assert not re.search("ε = ∞|ε = 0 ", out)
     shown = well(run("budget", "show"))
-    assert re.search(r"ε = [\d.]+†? of 0\.01 .*, exceeded, so every new round is refused\n", shown)
+    assert re.search(r"ε = [\d.]+\*? of 0\.01 .*, exceeded, so every new round is refused\n", shown)
     said = refused("train", *NORMEC, "--rounds", 3, "--seed", 2, "--out", "b")
     assert "was not run: the budget of 'digits' is already exceeded. The budget is" in said
     assert "Ledger       Repeats a recorded run" in well(
