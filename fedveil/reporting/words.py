@@ -159,10 +159,10 @@ def _privacy_card(story: Story, member: ReportMember) -> tuple[str, str, str]:
     if story.alone or story.selection or spent is None or not member.costliest.private:
         return single
     mark = member.costliest.origin.mark
+    whose = written(spent.get("adjacency") or "their adjacencies cannot be combined")
     note = (
         f"δ = {rounded_up(spent['delta'])}, all {int(spent['runs'])} runs that the best was chosen "
-        f"from ({spent.get('adjacency') or 'their adjacencies cannot be combined'}). One run "
-        f"alone: {single[1]}"
+        f"from ({whose}). One run alone: {single[1]}"
     )
     note += f"; {member.costliest.origin.caveat}" if mark else ""
     epsilon = rounded_up(float(spent["epsilon"] or math.inf))
@@ -298,7 +298,7 @@ def _selection(story: Story) -> str:
     return (
         f'<p class="note">{cost}it costs what all {int(spent["runs"])} runs cost '
         f"together, ε = {escape(rounded_up(float(spent['epsilon'] or math.inf)))} at δ = "
-        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))})"
+        f"{escape(rounded_up(spent['delta']))} ({escape(written(str(spent.get('adjacency', ''))))})"
         f"{escape(since)}. "
         "This number is informative only: a guarantee needs a budget set before the runs.</p>"
     )
