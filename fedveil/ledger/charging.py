@@ -36,7 +36,7 @@ from fedveil.privacy.answers import Answers, answers, require_unchanged
 from fedveil.privacy.calibrate import Budget
 from fedveil.privacy.composition import Way, plan, ways
 from fedveil.privacy.guarantee import Rounds, in_rounds, units
-from fedveil.privacy.statement import RECORDED, REPEATED, UNRECORDED
+from fedveil.privacy.statement import RECORDED, UNRECORDED
 from fedveil.random.streams import Key, SecretKey, run_key
 from fedveil.recipe import Recipe
 
@@ -186,8 +186,6 @@ def recorded(enrolment: Enrolment | None) -> str | None:
     session = enrolment.session
     if session is None:
         return UNRECORDED
-    if session.repeats_earlier:
-        return REPEATED
     kept = [
         f"ε = {short(limit.budget.epsilon)}, δ = {short(limit.budget.delta)} (view {limit.view}"
         f"{f', silo {limit.account.silo}' * bool(limit.account.silo)})"

@@ -36,6 +36,10 @@ RELEASED_BEFORE = (
     "part draws randomness of its own, that is enough. Otherwise their noise is the same: release "
     "only one of the two."
 )
+REPEATED = (
+    "This run repeats a recorded run with the same noise. It releases nothing new, so nothing was "
+    "charged."
+)
 PATIENCE = 1.0  # seconds: long enough for a budget that is being set, not for a run
 
 

@@ -37,9 +37,6 @@ Setting = tuple[tuple[str, str], ...]  # more labels and texts of a statement
 UNRECORDED = "Not recorded: this run counts against no budget."
 RECORDED = "Recorded (`fedveil budget show`)."  # the account is a hash, so it is not printed
 OTHERS = "Other views"
-REPEATED = (
-    "Repeats a recorded run with the same noise. It releases nothing new, so nothing was charged."
-)
 
 
 @dataclass(frozen=True, repr=False)

@@ -111,9 +111,9 @@ def test_a_budget_below_what_is_spent_says_so_and_refuses_new_rounds(
     assert re.search(r"ε = [\d.]+\*? of 0\.01 .*, exceeded, so every new round is refused\n", shown)
     said = refused("train", *NORMEC, "--rounds", 3, "--seed", 2, "--out", "b")
     assert "was not run: the budget of 'digits' is already exceeded. The budget is" in said
-    assert "Ledger       Repeats a recorded run" in well(
-        run("train", "a1/recipe.toml", "--out", "c")
-    )
+    again = well(run("train", "a1/recipe.toml", "--out", "c"))
+    assert "Note         This run repeats a recorded run with the same noise." in again
+    assert "This run repeats" not in well(run("train", "--resume", "a0"))
 
 
 def test_a_delta_below_that_of_the_runs_is_named(run: Run, tmp_path: Path) -> None:
