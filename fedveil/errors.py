@@ -36,8 +36,10 @@ class LostError(UserError):
         return f"{self.args[0]}. {self.advice}."
 
 
-def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
+def unknown(what: str, given: str, known: Iterable[str], listed: str = "") -> UserError:
     """The error for an unknown name, with the name that it begins, or the nearest one.
+
+    All known names follow, or the sentence `listed` that says where they are.
 
     A dotted name, where a user's own is allowed, lacks the colon before its last part.
 
@@ -47,7 +49,8 @@ def unknown(what: str, given: str, known: Iterable[str]) -> UserError:
     names, given = sorted(known), given[:80]
     near = _near(given, names)
     hint = f". Did you mean '{near}'?" if near else "."
-    return UserError(f"There is no {what} '{given}'{hint} Known: {', '.join(names)}.")
+    listed = listed or f"Known: {', '.join(names)}."
+    return UserError(f"There is no {what} '{given}'{hint} {listed}")
 
 
 def _near(given: str, names: Sequence[str]) -> str:

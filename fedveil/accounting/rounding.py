@@ -20,10 +20,16 @@ def rounded_up(number: float, digits: int = 3) -> str:
 
 
 def short(number: float, digits: int = 6) -> str:
-    """A number in a few digits, its exponent without zeros.
+    """A number in a few digits; with an exponent below 0.001 and above a million.
 
-    >>> short(1e-5), short(0.25), short(1.5e20)
-    ('1e-5', '0.25', '1.5e20')
+    >>> short(1e-4), short(0.00125), short(0.25), short(6114.2, 3), short(1.5e20)
+    ('1e-4', '0.00125', '0.25', '6,110', '1.5e20')
     """
-    mantissa, e, exponent = f"{number:.{digits}g}".partition("e")
+    told = f"{number:.{digits}g}"
+    if "e" in told and 1 <= abs(number) < 1e6:
+        return f"{float(told):,.0f}"
+    if 0 < abs(float(told)) < 1e-3 and "e" not in told:
+        told = f"{number:.{digits - 1}e}"
+    mantissa, e, exponent = told.partition("e")
+    mantissa = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
     return f"{mantissa}e{int(exponent)}" if e else mantissa

@@ -29,7 +29,9 @@ def method_named(name: str) -> Method:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if ":" not in name:
-        raise unknown("algorithm", name, [*ALGORITHMS, "package.module:function"])
+        own = "package.module:function"
+        listed = f"`fedveil algorithms` lists all. Your own is named {own}."
+        raise unknown("algorithm", name, [*ALGORITHMS, own], listed)
     method: Method = imported(name, "algorithm", "function", "soft:dp_soft_fedavg")
     if hints_of(method).get("return") is not Recipe:
         raise UserError(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -29,6 +29,16 @@ Target = Annotated[
 ]
 WIDTH = 13
 SILOS = 8  # named in one line
+INFORMATIONAL = "*"  # of an ε that no budget set before the runs guarantees
+
+
+class Spent(NamedTuple):
+    """ε of all runs at a δ: for the budget, or in hindsight where it is beyond the budget."""
+
+    epsilon: float
+    exceeds: bool  # the budget, if there is one at this δ
+    informational: bool
+    why: str  # there is no finite ε
 
 
 @app.callback()
@@ -67,6 +77,9 @@ def show(
         return
     for summary in shown:
         _show_account(summary)
+    if any(INFORMATIONAL in line["text"] for summary in shown for line in summary["views"]):
+        entry(INFORMATIONAL, "Informational: a guarantee needs a budget set before the runs.", 3)
+        print()
     entry("Ledger", f"{books.path}", WIDTH)
     entry("Head", f"{books.head.position}:{books.head.hash}", WIDTH)
     entry("", "Keep a copy elsewhere: `fedveil budget verify --head` checks it later.", WIDTH)
@@ -140,8 +153,7 @@ def set_(
     if budget is None:
         _show_lifted(data.name, charged, view)
     else:
-        spent = books.spent(charged, view, budget.delta, budget.epsilon)
-        _show_granted(data.name, charged, view, budget, spent)
+        _show_granted(data.name, charged, view, budget, _spent_of(books, charged, view, budget))
         if note := elsewhere(books, charged, data):
             entry("Warning", note, WIDTH)
 
@@ -164,12 +176,14 @@ def _lift_named(target: str, view: View, ledger: Path | None) -> None:
     _show_lifted(granted.data, account, view)
 
 
-def _show_granted(data: str, account: Account, view: View, budget: Budget, spent: float) -> None:
+def _show_granted(data: str, account: Account, view: View, budget: Budget, spent: Spent) -> None:
     from fedveil.commands.progress import entry
 
-    amount = f"{_amount(spent)} is spent"
     allowed = f"ε = {short(budget.epsilon)} at δ = {short(budget.delta)} in view '{view}'"
-    entry("", f"Budget of all runs on {data} ({account}): {allowed}. So far, {amount}.", width=0)
+    told = f"So far, {_amount(spent.epsilon)} is spent{spent.why}."
+    entry("", f"Budget of all runs on {data} ({account}): {allowed}. {told}", width=0)
+    if spent.exceeds:
+        entry("", "This budget is already exceeded. Every new round will be refused.", width=0)
 
 
 def _show_lifted(data: str, account: Account, view: View) -> None:
@@ -382,21 +396,51 @@ def _spending(
     """What was spent in a view, and of its budget if that has the same δ."""
     budget = books.budgets(account).get(view)
     at = delta if delta is not None else budget.delta if budget else least
-    same = budget is not None and at == budget.delta
-    spent = books.spent(account, view, at, budget.epsilon if budget and same else None)
-    why = _exposed(books, account, view)
-    if budget is None and math.isinf(spent) and not (why and view == "models"):
+    same = budget if budget is not None and at == budget.delta else None
+    spent = _spent(books, account, view, at, same)
+    if budget is None and math.isinf(spent.epsilon) and not (spent.why and view == "models"):
         return None
-    of = f" of {short(budget.epsilon)}" if budget and same else ""
-    text = f"{_amount(spent)}{of} at δ = {short(at)}{_neighbours(books, account, view, same)}"
-    text += _beside(budget, same, spent)
-    if why:
-        text += f"; {why}"
-    elif not same and spent:
-        text += "; informational: a guarantee needs a budget set before the runs"
-    plain = {"epsilon": spent if math.isfinite(spent) else None, "delta": at, "text": text}
+    of = f" of {short(same.epsilon)}" if same else ""
+    mark = INFORMATIONAL if spent.informational else ""
+    text = (
+        f"{_amount(spent.epsilon)}{mark}{of} at δ = {short(at)}"
+        f"{_neighbours(books, account, view, same is not None)}"
+        f"{spent.why}{_beside(budget, same, spent)}"
+    )
+    finite = math.isfinite(spent.epsilon)
+    plain = {"epsilon": spent.epsilon if finite else None, "delta": at, "text": text}
     silos = _silo_lines(books, account, view, at, labels)
     return {"view": view, "budget": budget.epsilon if budget else None, **plain, "silos": silos}
+
+
+def _spent_of(books: Ledger, account: Account, view: Any, budget: Budget) -> Spent:
+    """What was spent of a budget."""
+    return _spent(books, account, view, budget.delta, budget)
+
+
+def _spent(books: Ledger, account: Account, view: Any, at: float, budget: Budget | None) -> Spent:
+    """What was spent at a δ, which is that of the budget if there is one.
+
+    The proof that a budget relies on has no ε far beyond the budget. There, it is the hindsight's.
+    """
+    spent = books.spent(account, view, at, budget.epsilon if budget else None)
+    exceeds = budget is not None and spent > budget.epsilon
+    hindsight = budget is None or math.isinf(spent)
+    found = books.spent(account, view, at) if hindsight else spent
+    why = _why_infinite(books, account, view, at) if math.isinf(found) else ""
+    return Spent(found, exceeds, hindsight and 0 < found < math.inf, why)
+
+
+def _why_infinite(books: Ledger, account: Account, view: Any, at: float) -> str:
+    """Why there is no finite ε: a release without noise, or a δ that is too small for the runs."""
+    if reason := _exposed(books, account, view):
+        return f": {reason}"
+    larger = (10.0**power for power in range(-12, -1) if 10.0**power > at)
+    found = ((delta, books.spent(account, view, delta)) for delta in larger)
+    for delta, spent in found:
+        if math.isfinite(spent):
+            return f": δ is too small for these runs (at δ = {short(delta)}, {_amount(spent)})"
+    return ""
 
 
 def _silo_lines(
@@ -434,15 +478,15 @@ def _listed(silos: list[str]) -> str:
     return ", ".join(silos[:SILOS]) + more
 
 
-def _beside(budget: Budget | None, same: bool, spent: float) -> str:
+def _beside(budget: Budget | None, same: Budget | None, spent: Spent) -> str:
     """A budget for another δ, or the part of it that is spent."""
     if budget is None:
         return ""
-    if not same:
+    if same is None:
         return f"; the budget is {short(budget.epsilon)} at δ = {short(budget.delta)}"
-    if math.isinf(spent):
-        return ""
-    return f", {math.ceil(100 * spent / budget.epsilon)}% used"
+    if spent.exceeds:
+        return ", exceeded, so every new round is refused"
+    return f", {math.ceil(100 * spent.epsilon / budget.epsilon)}% used"
 
 
 def _exposed(books: Ledger, account: Account, view: Any) -> str:
@@ -465,12 +509,13 @@ def _rounds(reserved: int, uncommitted: int) -> str:
 
 def _neighbours(books: Ledger, account: Account, view: Any, budgeted: bool) -> str:
     from fedveil.privacy.composition import adjacency
+    from fedveil.privacy.guarantee import written
 
     runs = books.charged(account, view)
     if not runs:
         return ""
     found = adjacency(runs, budgeted)
-    return f" ({found})" if found else " (their adjacencies cannot be combined)"
+    return f" ({written(found)})" if found else " (their adjacencies cannot be combined)"
 
 
 def _amount(epsilon: float) -> str:

@@ -21,6 +21,7 @@ from fedveil.comparing.outcome import LEAST_SEEDS, LEVEL, Measure, MemberResult
 from fedveil.comparing.pool import RunTask
 from fedveil.data.origin import footnote
 from fedveil.ledger.session import RELEASED_BEFORE
+from fedveil.privacy.guarantee import written
 from fedveil.runs.listing import NOISY, NOISY_NOTE
 from fedveil.training.metrics import titled
 
@@ -143,18 +144,19 @@ def table(comparison: Comparison, found: Sequence[MemberResult], measure: Measur
     """One row per member, best first."""
     ends = _ends(found) if wide().width >= 100 else None
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("member", overflow="fold")
+    shown.add_column("configuration", overflow="fold")
     shown.add_column("seeds", justify="right")
     shown.add_column(f"{titled(measure.name)} ± s.e.", justify="right", no_wrap=True)
     shown.add_column("", no_wrap=True)
     shown.add_column(_span(ends, measure), no_wrap=True)
     shown.add_column("ε", justify="right")
+    tested = any(s.significant is not None for s in found)
     for s in sorted(found, key=lambda s: math.inf if s.mean is None else -measure.sign * s.mean):
         shown.add_row(
             Text(_named(s), "bold" if s.best else ""),
             f"{len(s.runs)}/{len(comparison.seeds)}",
             _score(s, measure),
-            _sign(s),
+            _sign(s) if tested else "",
             _plot(s, ends),
             _epsilon(s),
         )
@@ -216,8 +218,8 @@ def _unequal(found: Sequence[MemberResult]) -> Iterator[str]:
     for s in private:
         whose.setdefault(s.adjacency, {})[s.algorithm] = None
     if len(whose) > 1:
-        each = (f"{kind} for {', '.join(names)}" for kind, names in whose.items())
-        yield f"Adjacency differs between members: {'; '.join(each)} (docs/privacy.md)."
+        each = (f"{written(kind)} for {', '.join(names)}" for kind, names in whose.items())
+        yield f"Adjacency differs between configurations: {'; '.join(each)} (docs/privacy.md)."
     if any(s.unit in ("example", "record") for s in private):
         yield "ε protects one example. All examples of one client together may be protected less."
 
@@ -242,7 +244,7 @@ def _total_cost(cost: Mapping[str, Any], mark: str) -> str:
     text = f"all {cost['runs']} runs together have spent ε = {spent} at δ = {delta}"
     text += f" in view '{cost['view']}'"
     text += (
-        f" ({cost['adjacency']})"
+        f" ({written(cost['adjacency'])})"
         if cost["adjacency"]
         else " (their adjacencies cannot be combined)"
     )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedveil.commands import flags
 from fedveil.errors import UserError
 
-WIDE = 33  # of a name, and whether it is installed
+if TYPE_CHECKING:
+    from fedveil.algorithms.citations import Described
+
+WIDE = 35  # of a name, and whether it is installed
+NAME = 26  # of an algorithm
 
 
 @flags.from_settings("client", "label")
@@ -48,28 +52,35 @@ def algorithms(
         str | None, typer.Argument(help="Algorithm: a name, or package.module:function.")
     ] = None,
 ) -> None:
-    """List the algorithms with their citations.
+    """List the algorithms with their update rules and citations.
 
-    With NAME, show an algorithm's update rule and parameters.
+    With NAME, show an algorithm's parameters.
     """
     from fedveil.algorithms import ALGORITHMS
     from fedveil.algorithms.calling import method_named
     from fedveil.algorithms.citations import described
     from fedveil.commands.progress import entry
 
-    for method in [method_named(name)] if name else ALGORITHMS.values():
-        text = described(method)
-        entry(name or text.name, "", width=0)
+    if name is not None:
+        _show_algorithm(name, described(method_named(name)))
+        return
+    for text in map(described, ALGORITHMS.values()):
+        entry(text.name, text.citation, width=NAME)
         entry("", text.rule, width=4)
-        if text.citation:
-            entry("", text.citation, width=4)
-        if not name:
-            entry("", ", ".join(text.names), width=4)
-            continue
-        for parameter, meaning in text.parameters.items():
-            entry("", parameter, width=4)
-            if meaning:
-                entry("", meaning, width=8)
+    print("\n`fedveil algorithms NAME` shows an algorithm's parameters.")
+
+
+def _show_algorithm(name: str, text: Described) -> None:
+    from fedveil.commands.progress import entry
+
+    entry(name, "", width=0)
+    entry("", text.rule, width=4)
+    if text.citation:
+        entry("", text.citation, width=4)
+    for parameter, meaning in text.parameters.items():
+        entry("", parameter, width=4)
+        if meaning:
+            entry("", meaning, width=8)
 
 
 def _describe(path: Path, columns: dict[str, Any]) -> None:

@@ -184,14 +184,12 @@ def privacy(plan: Plan) -> str:
     if not said.private:
         return f"none: {said.reason}."
     amount = noise.noise_multiplier
-    kind = (
-        type(noise).__name__ if amount is None else f"noise multiplier z = {rounded_up(amount, 4)}"
-    )
+    kind = type(noise).__name__ if amount is None else f"noise multiplier z = {short(amount)}"
     sigma = noise.deviation_of_message(plan.recipe.message(plan.case.dim))
     steps = "" if sigma is None else f", σ = {short(sigma, 3)} grid steps per message"
     budget = f"ε = {rounded_up(said.epsilon)}{said.origin.mark} at δ = {rounded_up(said.delta)}"
     meant = f"per {said.unit}, view {said.view}, {written(said.adjacency)}"
-    return f"{budget} {meant}; {kind}{steps}.{said.remark()}"
+    return f"{said.warning()}{budget} {meant}; {kind}{steps}."
 
 
 def messages(plan: Plan) -> str:
@@ -231,7 +229,9 @@ def moving(plan: Plan) -> Table:
     for factor in FACTORS:
         table.add_column(_factor(factor), justify="right")
     for name, row in moves(plan.case).items():
-        table.add_row(MOVED[name], *[_cell(found) for found in row])
+        cells = [_cell(found) for found in row]
+        if len({cell.plain for cell in cells}) > 1:  # else nothing depends on it
+            table.add_row(MOVED[name], *cells)
     return table
 
 
@@ -387,7 +387,7 @@ def _factor(factor: float) -> str:
 
 def _two_digits(value: float) -> str:
     """Rounded up to two digits, as an estimate."""
-    return f"{float(rounded_up(value, 2)):,.0f}"
+    return f"{float(rounded_up(value, 2).replace(',', '')):,.0f}"
 
 
 def _scientific(value: float) -> str:

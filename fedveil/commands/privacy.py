@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +14,14 @@ from fedveil.errors import UserError
 if TYPE_CHECKING:
     from fedveil.privacy.guarantee import Rounds
     from fedveil.privacy.statement import Statement
+    from fedveil.runs.saved import SavedRun
 
 
+UNFINISHED = (
+    "Not ended",
+    "This is the guarantee of all planned rounds. Rounds that are lost in a crash and drawn again "
+    "count in addition.",
+)
 Target = Annotated[
     Path | None,
     typer.Argument(
@@ -89,29 +96,41 @@ def _answered(asked: dict[str, Any], view: str) -> tuple[str, Statement]:
 
 
 def stated(target: Path) -> tuple[str, Statement]:
-    """The statement of a run, or of settings not yet trained; nothing was asked for."""
+    """The statement of a run, or of all planned rounds if it has not ended."""
     from fedveil.commands.progress import getting_ready
+    from fedveil.runs.saved import SavedRun
     from fedveil.training.settings import from_settings, read_settings, refuse_unnamed_data
 
     if target.is_dir():
-        return "", _stated_of_run(target)
+        run = SavedRun.open(target)
+        return "", _stated_of_run(run) if run.ended else _planned(run)
     settings = read_settings(target, {})
     refuse_unnamed_data(settings, "The settings file", "Name the run's directory instead")
     with getting_ready():
         return "", from_settings(settings).statement()
 
 
-def _stated_of_run(path: Path) -> Statement:
+def _planned(run: SavedRun) -> Statement:
+    """The statement of a run that has not ended, for all its planned rounds."""
+    from fedveil.commands.progress import getting_ready
+    from fedveil.runs.saved import RECIPE
+    from fedveil.training.settings import from_settings, read_run
+
+    with getting_ready():
+        made = from_settings(read_run(run.file(RECIPE)), run=run.path).statement()
+    return replace(made, setting=(*made.setting, UNFINISHED))
+
+
+def _stated_of_run(run: SavedRun) -> Statement:
     """A run's statement, recomputed from its recipe."""
     from fedveil.data.origin import Origin
     from fedveil.ledger.charging import redrawn
     from fedveil.privacy.statement import statement
-    from fedveil.runs.saved import RECIPE, SUMMARY, SavedRun, reading
+    from fedveil.runs.saved import RECIPE, SUMMARY, reading
     from fedveil.training.settings import read_settings, resolve_recipe
 
-    run = SavedRun.open(path)
     known = run.summary
-    _refuse_selected(path, known)
+    _refuse_selected(run.path, known)
     with reading(run.file(SUMMARY)):
         facts = known["privacy"]
         course = _course(known, run.rounds)

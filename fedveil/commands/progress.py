@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain, repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
@@ -91,7 +92,7 @@ class Unseen:
 
 
 class LiveLine:
-    """One live line: round, accuracy, ε spent of the budget, time left."""
+    """One live line: round, accuracy, ε of all planned rounds, time left."""
 
     def __init__(self) -> None:
         self._bar = Progress(
@@ -99,7 +100,8 @@ class LiveLine:
             BarColumn(),
             TextColumn("{task.fields[accuracy]}"),
             TextColumn("{task.fields[epsilon]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
+            TimeRemainingColumn(),
+            TextColumn("left"),
             console=console(),
         )
         self._job = self._bar.add_task("", total=None, accuracy="", epsilon="")
@@ -112,11 +114,8 @@ class LiveLine:
         """Advance the bar; accuracy and ε change in evaluated rounds."""
         self._bar.update(self._job, completed=record.round, total=training.rounds)
         if record.loss is not None:
-            accuracy, epsilon = (
-                reached(training, record),
-                spending(record, training.spec.allowed),
-            )
-            self._bar.update(self._job, accuracy=accuracy, epsilon=epsilon)
+            accuracy = reached(training, record)
+            self._bar.update(self._job, accuracy=accuracy, epsilon=spending(record))
 
     def __exit__(
         self, kind: type | None, problem: BaseException | None, trace: TracebackType | None
@@ -146,7 +145,7 @@ class PlainLines:
             f"round {record.round:>{width}}/{training.rounds}",
             reached(training, record),
         ]
-        parts += [spending(record, training.spec.allowed), f"{clock(left)} left"]
+        parts += [spending(record), f"{clock(left)} left"]
         print("  ".join(part for part in parts if part), flush=True)
 
     def __exit__(
@@ -262,21 +261,15 @@ def show_start(training: Training, worded: Callable[[str], str] = str) -> None:
 def show_summary(result: Result, advice: list[str]) -> None:
     """Show accuracy, guarantee, files, and what to do next."""
     from fedveil.diagnosis.answers import one_class
-    from fedveil.training.result import UNTESTED
 
     print()
-    whole = len(result.records) == result.rounds
-    ended = "" if whole else f" (stopped after {len(result.records):,} of {result.rounds:,} rounds)"
-    score = f"loss {result.loss:.4g}"
-    if not math.isnan(result.accuracy):
-        score = f"test accuracy {result.accuracy:.2%}, {score}"
-    if result.recipe.evaluation is not None:
-        score = f"noisy {score}"
+    if len(result.records) < result.rounds:
+        ended = f"after {len(result.records):,} of {result.rounds:,} rounds."
+        entry("Stopped", ended, width=13)
     if (useless := one_class(result.evaluation)) is not None:
         entry("Warning", f"{useless[:1].upper()}{useless[1:]}.", width=13)
-    entry("Result", (score if result.tested else UNTESTED) + ended, width=13)
-    for line in measured_lines(result.evaluation):
-        entry("", line, width=13)
+    for label, line in zip(chain(["Result"], repeat("")), _scores(result), strict=False):
+        entry(label, line, width=13)
     for label, text in result.statement.entries():
         entry(label, text, width=13)
     rejected = sum(record.rejected for record in result.records)
@@ -286,6 +279,21 @@ def show_summary(result: Result, advice: list[str]) -> None:
         files = sorted(file.name for file in result.path.iterdir())
         entry("Saved", f"{result.path} ({', '.join(files)})", width=13)
     show_next(advice)
+
+
+def _scores(result: Result) -> Iterator[str]:
+    """The results on test examples, the main one first."""
+    from fedveil.training.result import UNTESTED
+
+    if not result.tested:
+        yield UNTESTED
+        return
+    noisy = "noisy " if result.recipe.evaluation is not None else ""
+    lines = [*measured_lines(result.evaluation), f"loss {result.loss:.4g}"]
+    if result.evaluation is None and not math.isnan(result.accuracy):
+        lines.insert(0, f"accuracy {result.accuracy:.1%}")
+    yield f"{noisy}test {lines[0]}"
+    yield from lines[1:]
 
 
 def measured_lines(found: Evaluation | None) -> Iterator[str]:
@@ -307,6 +315,10 @@ def measured_lines(found: Evaluation | None) -> Iterator[str]:
 
 
 def show_next(commands: Iterable[str]) -> None:
-    """List the commands to try next."""
+    """List the commands to try next; what one does is on its own line if it does not fit."""
     for index, command in enumerate(commands):
-        entry("" if index else "Next", command, width=13)
+        fits = plain_output() or len(command) <= console().width - 13
+        what, _, why = (command, "", "") if fits else command.partition("   ")
+        entry("" if index else "Next", what, width=13)
+        if why:
+            entry("", f"  {why}", width=13)

@@ -137,7 +137,7 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
     from rich.measure import Measurement
 
     from fedveil.commands.comparison_table import wide
-    from fedveil.commands.progress import plain_output
+    from fedveil.commands.progress import entry, plain_output
 
     out = wide()
     for left_out in ((), ("data",), ("data", "algorithm")):
@@ -146,6 +146,9 @@ def _print_rows(rows: list[dict[str, str]]) -> None:
         if plain_output() or needed <= out.width:
             out.width = max(out.width, needed)
             out.print(table)
+            if left_out:
+                note = f"Not shown on {out.width} columns: {' and '.join(left_out)}. See --json."
+                entry("", note, width=0)
             return
     for row in rows:
         out.print(row["name"], markup=False, soft_wrap=True)

@@ -125,7 +125,7 @@ def _train_on(path: Path, ledger: Path | None, log: Log) -> None:
 def _finish(training: Training, out: Path | None, settings: Settings, log: Log) -> None:
     """Train the remaining rounds; an interrupted run is saved too, and exits with code 130."""
     from fedveil.commands.progress import entry, show_start, show_summary, watcher
-    from fedveil.ledger.session import RELEASED_BEFORE
+    from fedveil.ledger.session import RELEASED_BEFORE, REPEATED
     from fedveil.training.loggers import logged
     from fedveil.training.start import finish, follow
 
@@ -143,9 +143,9 @@ def _finish(training: Training, out: Path | None, settings: Settings, log: Log) 
         logged(log.loggers, shown, training, log.diagnostics) as watch,
     ):
         result = finish(training, watch)
-    if training.session is not None and training.session.differed:
+    if (session := training.session) is not None and (session.differed or session.repeats_earlier):
         print()
-        entry("Note", RELEASED_BEFORE, width=13)
+        entry("Note", RELEASED_BEFORE if session.differed else REPEATED, width=13)
     show_summary(result, _advice(training, path, settings))
     if not training.finished:
         sys.exit(130)

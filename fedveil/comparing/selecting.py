@@ -25,6 +25,7 @@ from fedveil.data.columns import digest as digest_of
 from fedveil.errors import UserError
 from fedveil.privacy.composition import Charged
 from fedveil.privacy.selection import Law, described, drawn, law_of, selection
+from fedveil.privacy.statement import OTHERS
 from fedveil.runs.directory import MODE, RunDirectory, saving
 from fedveil.runs.listing import HIDDEN, Listed, listed, remove_run
 from fedveil.runs.saved import ENCODER, MODEL, RECIPE, SavedRun
@@ -356,7 +357,7 @@ def _restated(summary: dict[str, Any], price: SelectionCost) -> dict[str, Any]:
     views["models"] = {**views["models"], **stated, "adjacency": price.adjacencies[0]}
     statement = {**privacy["statement"], "Privacy": price.sentence(), **RESTATED}
     statement["Chosen by"] = price.assumed
-    for view in views:
-        statement.pop(view, None)
+    for label in (*views, OTHERS):
+        statement.pop(label, None)
     changed = {**privacy, "views": views, "statement": statement}
     return {**summary, "privacy": changed, "selection": price.plain()}

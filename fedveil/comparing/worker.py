@@ -98,7 +98,7 @@ def _send_round(send: Send, training: Training, record: Record) -> None:
     if record.loss is not None:
         spec = training.spec
         reached = quality(record, titled(spec.metrics.main.name), spec.evaluation is not None)
-        said = {"said": f"{reached}  {spending(record, training.spec.allowed)}"}
+        said = {"said": f"{reached}  {spending(record)}"}
     send({"round": record.round, "rounds": training.rounds, **said})
 
 

@@ -33,7 +33,6 @@ class CatalogEntry:
     package: str = ""  # that package's name
     folder: str = ""  # subfolder of the data directory [default: `name`]
     bundled: bool = False  # ships with a library and needs no file
-    stand_in: bool = False  # replaced by digits where it is not available
 
     def home(self) -> Path:
         """Folder of this data set in the data directory (`FEDVEIL_DATA`, or ~/.cache/fedveil)."""
@@ -60,27 +59,19 @@ class CatalogEntry:
 def load(name: str, directory: str | Path | None = None, download: bool = True) -> Dataset:
     """Load the data set `name` from `directory`, the system, the data directory or its public URL.
 
-    MNIST and Fashion-MNIST fall back to scikit-learn's digits, and `notes` records it. For any
-    other data set that is not available, the error says which files to put where. With
+    If a data set is not available, the error says which files to put where. With
     `download=False`, nothing is downloaded.
 
     >>> load("digits")
     <Dataset digits: 1437 training and 360 test examples, 10 classes>
     """
     if name not in CATALOG:
-        raise unknown("data set", name, CATALOG)
+        raise unknown("data set", name, CATALOG, "`fedveil datasets` lists all.")
     entry, directory = CATALOG[name], None if directory is None else Path(directory)
     if entry.bundled:
         return entry.read(Path())
     place = entry.found(directory)
-    if place is None:
-        try:
-            place = _obtain(entry, directory, download)
-        except UserError as error:
-            if not entry.stand_in:
-                raise
-            return _stand_in(entry, directory, str(error))
-    return entry.read(place)
+    return entry.read(_obtain(entry, directory, download) if place is None else place)
 
 
 @for_python
@@ -155,29 +146,26 @@ def _is_leaf(path: Path) -> bool:
 def _obtain(entry: CatalogEntry, directory: Path | None, download: bool) -> Path:
     """Download all files of an entry; an error says which files to put where."""
     target = directory or entry.home()
-    advice = f"Put {' or '.join(' + '.join(names) for names in entry.layouts)} in '{target}'"
     if not download or not entry.files:
-        why = "and downloading is off" if entry.files else "and cannot be downloaded"
-        raise UserError(f"{entry.title} was not found, {why}. {advice}.")
+        why = "downloading is off" if entry.files else "it cannot be downloaded"
+        raise _unavailable(entry, target, f", and {why}")
     try:
         for file in entry.files:
             if not _present(target, file.name):
                 fetch(file, target)
     except UserError as error:
-        reason = str(error).rstrip(".")
-        raise UserError(f"{entry.title} was not found: {reason}. {advice}.") from None
+        raise _unavailable(entry, target, f": {str(error).rstrip('.')}") from None
     return target
 
 
-def _stand_in(entry: CatalogEntry, directory: Path | None, reason: str) -> Dataset:
-    install = f"Install {entry.package} or put" if entry.package else "Put"
-    broken = " (the download had the wrong SHA-256)" if "SHA-256" in reason else ""
-    note = (
-        f"{entry.title} could not be found or downloaded{broken}, so this run trains on "
-        f"scikit-learn's digits. {install} its idx files in {directory or entry.home()}."
+def _unavailable(entry: CatalogEntry, target: Path, why: str) -> UserError:
+    """The error for a data set that is neither here nor downloadable, with what to do."""
+    install = f"Install Debian's package {entry.package}, or put" if entry.package else "Put"
+    files = " or ".join(" + ".join(names) for names in entry.layouts)
+    return UserError(
+        f"{entry.title} was not found{why}. {install} {files} in '{target}'. FEDVEIL_DATA sets "
+        "another data directory. The data set 'digits' needs no files."
     )
-    dataset = CATALOG["digits"].read(Path())
-    return replace(dataset, notes=(*dataset.notes, note))
 
 
 def _present(place: Path, name: str) -> bool:
@@ -326,7 +314,6 @@ _ENTRIES = (
         ),
         system=(Path("/usr/share/datasets/fashion-mnist"),),
         package="dataset-fashion-mnist",
-        stand_in=True,
     ),
     CatalogEntry(
         name="mnist",
@@ -342,7 +329,6 @@ _ENTRIES = (
             "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
-        stand_in=True,
     ),
     _emnist("digits", "280,000 handwritten digits, 28×28, 10 classes"),
     _emnist("letters", "145,600 handwritten letters, 28×28, 26 classes"),

@@ -232,7 +232,5 @@ def remarks(
         )
     without = np.setdiff1d(clients, keys[~testing])
     if len(without):
-        notes.append(
-            f"{len(without)} clients have only test rows and do not take part in training."
-        )
+        notes.append(f"{len(without)} clients are held out for testing: they have only test rows.")
     return notes

@@ -73,9 +73,15 @@ def _weighted(run: DiagnosedRun, n: Numbers) -> str:
 def _other_answers(n: Numbers) -> str:
     """Use the ranking if there is one, else weight a rare class; another one needs training."""
     if not n["auc"] and n["weight"] < RARER:
-        return "the class is not rare, so train for more rounds, or follow the advice below"
+        return (
+            "train for more rounds, or follow the advice below. The class is not rare, so a larger "
+            "weight for it is no remedy"
+        )
     if not n["auc"]:
-        return "weight the rare class in the loss and rank by --metric auc or balanced_accuracy"
+        return (
+            "give the rare class a larger weight in the loss, and rank runs by --metric auc or "
+            "balanced_accuracy"
+        )
     weights = (
         "class weights change little here, because the bound gives clients without the rare class "
         "as much influence as those with it"

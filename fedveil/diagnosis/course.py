@@ -155,7 +155,10 @@ TOO_SHORT = Rule(
 def _unfinished(n: Numbers) -> str:
     if n["falling"] > FALLING:
         return f"The loss still fell by {n['falling']:.0%} in the last quarter of evaluations"
-    return f"The mean update is still {n['left']:.0%} as long as in the first quarter of rounds"
+    return (
+        f"The norm of the mean update is still {n['left']:.0%} of its value in the first quarter "
+        "of rounds"
+    )
 
 
 def _angles(run: DiagnosedRun) -> Numbers | None:

@@ -73,9 +73,9 @@ class Diagnosis:
         if run.clip is not None and clipped is not None:
             shown.append(f"{clipped:.0%} of updates clipped")
         if ratio is not None:
-            shown.append(f"signal-to-noise ratio {figure(ratio)} per round")
+            shown.append(f"median signal-to-noise ratio {figure(ratio)} per round")
         if cosine is not None:
-            shown.append(f"mean cosine to the previous global update {cosine:.2f}")
+            shown.append(f"mean cosine to the previous global update {cosine:z.2f}")
         losses = run.column("loss")
         losses = losses[losses == losses]
         if len(losses):

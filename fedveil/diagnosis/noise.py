@@ -91,8 +91,9 @@ DIMENSION = Rule(
     _factors,
     lambda n: n["filled"] < WORKS and n["best"] < WORKS,
     lambda n: (
-        f"{_ratio(n)}. Even if all clients agreed it would be {figure(n['best'])}, since noise "
-        "grows with √d" + (f" and d = {n['dim']:,.0f}" if n["dim"] else "")
+        f"{_ratio(n)}. Even with full agreement between clients, the ratio would be "
+        f"{figure(n['best'])}, since noise grows with √d"
+        + (f" and d = {n['dim']:,.0f}" if n["dim"] else "")
     ),
     _advice,
     command=_flags,

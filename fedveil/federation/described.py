@@ -62,9 +62,9 @@ def _silos(agreement: Agreement) -> str:
     shared = f"adds a share of the noise, of which {agreement.recipe.cohort.honest} are relied on"
     return (
         f"{agreement.clients} silos hold {agreement.records:,} records. Each silo clips its own "
-        "records and samples among them, which only it sees, "
-        f"{shared if agreement.secure_sum else alone}, and keeps its own ledger. A record relies "
-        "on its own silo for this. The server cannot check a silo's sum."
+        f"records, samples among them in secret, {shared if agreement.secure_sum else alone}, and "
+        "keeps its own ledger. A record relies on its own silo for this. The server cannot check a "
+        "silo's sum."
     )
 
 
@@ -72,9 +72,10 @@ def _aggregation(agreement: Agreement) -> str:
     terms, cohort = agreement.terms, agreement.cohort
     return (
         f"Bonawitz et al. 2017, against an active server: {terms.threshold} of {cohort} clients "
-        f"can restore the masks of a lost client. Up to {terms.corrupt} of all clients may collude "
-        f"with the server. No client reveals a sum of fewer than {terms.enough} messages. The "
-        "protocol relies on the roster having the clients' own keys. An active server "
-        "can abort a round, choose who takes part, leave clients out and choose the model that "
-        "clients train on. One malicious client can spoil a sum."
+        f"can restore the masks of a lost client. At most {terms.corrupt} of the "
+        f"{agreement.clients} clients may collude with the server. No client reveals a sum of "
+        f"fewer than {terms.enough} messages. The protocol relies on the roster having the "
+        "clients' own keys. An active server can abort a round, choose who takes part, leave "
+        "clients out and choose the model that clients train on. One malicious client can spoil a "
+        "sum."
     )

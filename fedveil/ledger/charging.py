@@ -187,8 +187,8 @@ def recorded(enrolment: Enrolment | None) -> str | None:
         for limit in session.limits
     ]
     if not kept:
-        return f"{RECORDED}."
-    return f"{RECORDED}. It counts against the budget {' and '.join(kept)}."
+        return RECORDED
+    return f"{RECORDED} It counts against the budget {' and '.join(kept)}."
 
 
 def reserve(enrolment: Enrolment, terms: Terms, round: int) -> None:

@@ -7,6 +7,7 @@ A round that would exceed a budget is refused when it is reserved, before any cl
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import astuple
@@ -35,6 +36,10 @@ RELEASED_BEFORE = (
     "some rounds were released before with the same seed and other bytes. The ledger charges both. "
     "If a part draws randomness of its own, that is enough. Otherwise their noise is the same: "
     "release only one of the two."
+)
+REPEATED = (
+    "This run repeats a recorded run with the same noise. It releases nothing new, so nothing was "
+    "charged."
 )
 PATIENCE = 1.0  # seconds: long enough for a budget that is being set, not for a run
 
@@ -95,6 +100,15 @@ class Session:
         if not self.facts.stream.startswith("secret"):
             return repeated(self._published)
         return max(self.rounds_of_other_keys - self._completed, 0)
+
+    @property
+    def repeats_earlier(self) -> bool:
+        """Whether earlier runs with the same noise released all of this run's rounds, as bytes."""
+        drawn = self.ledger.drawn  # in the order of the first rounds
+        earlier = itertools.takewhile(lambda run: run != self.run, drawn)
+        before = set().union(*(drawn[run] for run in earlier))
+        mine = drawn.get(self.run, set())
+        return bool(mine) and mine <= before and not repeated(self._stream.digests)
 
     def lost(self, kind: Callable[[int], bool]) -> int:
         """How many rounds of a kind were drawn with another key, beyond those of the state."""
@@ -306,22 +320,24 @@ class Session:
         )
         view, budget, silo = limit.view, limit.budget, limit.account.silo
         where = f"'{self.facts.data}', silo {silo}," if silo else f"'{self.facts.data}'"
-        if math.isinf(needed):
-            spent = f"the spending on {where} would have no finite ε"
+        if self._spent(limit, more - 1) > budget.epsilon:
+            spent = f"the budget of {where} is already exceeded"
+        elif math.isinf(needed):
+            spent = f"the spending on {where} would have no finite ε{self._why(view)}"
         else:
             spent = f"it would bring the spending on {where} to ε = {rounded_up(needed, 4)}"
         return BudgetError(
-            f"Round {round + 1} of {self.facts.recipe} was not run: {spent}{self._why(view)}. "
+            f"Round {round + 1} of {self.facts.recipe} was not run: {spent}. "
             f"The budget is ε = {short(budget.epsilon)} at δ = {short(budget.delta)} in "
             f"view '{view}'. See `fedveil budget show`."
         )
 
     def _why(self, view: View) -> str:
-        """The reason, if there is no finite ε."""
+        """The reason why there is no finite ε: of some run, or δ."""
         mine = self._stream.charged(view)
         runs = [*self.ledger.charged(self.facts.account, view), mine]
         reason = composition.reason(runs, budgeted=True)
-        return f", since {reason}" if reason else ""
+        return f", since {reason}" if reason else " at this δ (a larger one may suffice)"
 
     def _record_missing(self, completed: int) -> None:
         """Charge completed rounds of the run that the ledger does not record."""

@@ -88,7 +88,10 @@ def advice(found: tuple[NoiseChoice, ...], dim: int) -> str:
     """The best choice whose past noise fits in memory, in a sentence or two."""
     best = next((one for one in found[1:] if 8 * dim * one.noise.vectors <= LARGE), found[1])
     if best.error > WORTH:
-        return f"not recommended ({best.error:.2f}× the error of independent noise)."
+        return (
+            f"noise would have {best.error:.2f} times the error in prefix sums of independent "
+            "noise. It is not recommended."
+        )
     kind = "banded noise in turns" if best.name == "turns" else f"{best.name} noise"
     return (
         f"{kind} would have {best.error:.2f} times the error in prefix sums of independent noise. "

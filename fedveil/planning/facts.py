@@ -110,7 +110,7 @@ def loaded(settings: DataSettings, run: Settings | None = None) -> Federated:
     name = settings.dataset
     if settings.path is None and name is not None and name != SYNTHETIC:
         if name not in CATALOG:
-            raise unknown("data set", name, CATALOG)
+            raise unknown("data set", name, CATALOG, "`fedveil datasets` lists all.")
         if not CATALOG[name].here():
             raise UserError(
                 f"The data set '{name}' is not on this machine, and a plan downloads nothing. "

@@ -28,7 +28,7 @@ class Evidence:
     def described(self) -> str:
         """One sentence for the terminal."""
         mean, low, high = self.interval
-        measured = f"{mean:.4g} [{low:.4g}, {high:.4g}]"
+        measured = f"{mean:.3g} points of accuracy, 95% interval {low:.3g} to {high:.3g}"
         return f"{self.claim} {self.verdict.capitalize()}: {measured} ({self.item}, {self.scale})."
 
 

@@ -62,8 +62,8 @@ def calibrated(
     if budget is None:
         if not recipe.noise.calibrated:
             raise UserError(
-                f"The noise of {recipe.name} is not calibrated. Give epsilon (and delta), or the "
-                "amount of noise."
+                f"{recipe.name} has no privacy budget. Pass --epsilon, or the amount of noise, "
+                "such as --noise-multiplier."
             )
         return recipe
     if not recipe.private:

@@ -15,12 +15,12 @@ from fedveil.recipe import Recipe, View
 VIEWS: tuple[View, ...] = ("models", "sum", "messages")
 SEEN: dict[str, str] = {
     "models": "sees every released model but no individual message",
-    "sum": "sees who takes part and the sum of their messages, but no individual message",
+    "sum": "sees the list of participants and the sum of their messages, but no individual message",
     "messages": "sees every client's message and who sent it",
 }
 BRIEFLY: dict[str, str] = {
     "models": "against anyone who sees the released models only",
-    "sum": "against anyone who sees who takes part and the sum of their messages",
+    "sum": "against anyone who sees the list of participants and the sum of their messages",
     "messages": "against anyone who sees every message and its sender",
 }
 
@@ -96,11 +96,11 @@ class Guarantee:
         if not self.private:
             return f"No privacy guarantee: {self.reason}.{self._by_clients()}"
         return (
-            f"{self._subject()} ({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
+            f"{self.warning()}{self._subject()} "
+            f"({rounded_up(self.epsilon)}, {rounded_up(self.delta)})"
             f"-differentially private per {self.unit} against anyone who {self._seen()}. "
             f"Adjacency: {written(self.adjacency)}. {self._course().sentence(self.rounds)}"
             f"{self._public()}{self._in_silos()}{self._attended()}{self._by_clients()}"
-            f"{self.remark()}"
         )
 
     def _subject(self) -> str:
@@ -160,13 +160,14 @@ class Guarantee:
             f"this view, ε over the sampling is {rounded_up(self.drawn)}."
         )
 
-    def remark(self) -> str:
-        """A warning about δ, if it is too large."""
+    def warning(self) -> str:
+        """A warning about δ, if it is too large: before the claim, which it devalues."""
         if self.delta * self.population < 1 or self.silos:  # the population is of silos
             return ""
         return (
-            f" δ is at least 1/{self.population:,}, which is too large to protect each "
-            f"{self.unit}. Use δ = {short(1 / (10 * self.population), 1)}."
+            f"WARNING: δ = {short(self.delta)} is at least 1/{self.population:,}. Publishing all "
+            f"data of a {self.unit} chosen at random would satisfy this guarantee. Use "
+            f"δ = {short(1 / (10 * self.population), 1)} or less. "
         )
 
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 Setting = tuple[tuple[str, str], ...]  # more labels and texts of a statement
 UNRECORDED = "Not recorded: this run counts against no budget."
-RECORDED = "Recorded in the ledger"  # the account is a hash of the data, so it is not printed
+RECORDED = "Recorded (`fedveil budget show`)."  # the account is a hash, so it is not printed
+OTHERS = "Other views"
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,8 +102,7 @@ class Statement:
             yield "Leak", self.recipe.bound.leak
         if not self.recipe.private:
             return
-        for one in self.guarantees:
-            yield f"  {one.view}", _line(one)
+        yield OTHERS, self._other_views()
         if self.recipe.statistics is not None:
             yield "Statistics", self._statistics(self.recipe.statistics)
         if self.recipe.evaluation is not None:
@@ -119,9 +119,17 @@ class Statement:
             yield "Ledger", self.ledger
         if self.bits is not None:
             yield "Messages", f"{self.bits} bits per coordinate, {self.message_bytes:,} bytes each."
-        yield "Accounting", _accountant()
+        yield "Accounting", self._accounting()
         yield "Assumptions", _sentences(self._assumptions())
         yield "Not covered", _sentences(self._not_covered())
+
+    def _other_views(self) -> str:
+        """The views other than the recipe's. Views without a guarantee share their reason."""
+        told: dict[str, list[str]] = {}
+        for one in self.guarantees:
+            if one.view != self.recipe.view:
+                told.setdefault(_line(one), []).append(one.view)
+        return " ".join(f"{' and '.join(views)}: {line}" for line, views in told.items())
 
     def text(self) -> str:
         """The statement as a page of plain text."""
@@ -149,7 +157,7 @@ class Statement:
             "diagnostics": self.diagnostics,
             "ledger": self.ledger,
             "origin": main.origin.plain(),
-            "accountant": _accountant(),
+            "accountant": self._accounting(),
             "statement": {label.strip(): text for label, text in self.entries()},
         }
 
@@ -194,8 +202,8 @@ class Statement:
         return (
             f"{what[:1].upper()}{what[1:]}, learned before training with Gaussian noise. Alone, "
             f"they have ε = {alone} at the same δ. ε above covers them and the training together. "
-            f"A value that only one {self.main.unit} has is released with probability at most "
-            f"{rounded_up(statistics.escape)}."
+            f"A category or class that only one {self.main.unit} has is released with probability "
+            f"at most {rounded_up(statistics.escape)}."
         )
 
     def _evaluation(self, evaluation: Statistics) -> str:
@@ -240,9 +248,18 @@ class Statement:
             return "Not recorded. The means of each round are still private data."
         return (
             "Recorded: the norm and angle of each client's update, and per-client evaluation "
-            "(metrics.parquet, clients.parquet, evaluation.json; without a run directory, "
-            "result.records has the means). These are private data: no ε covers them. Do not "
-            "release them."
+            "(metrics.parquet, clients.parquet, evaluation.json; in Python, result.records). These "
+            "are private data: no ε covers them. Do not release them."
+        )
+
+    def _accounting(self) -> str:
+        version = importlib.metadata.version("dp-accounting")
+        told = f"By dp-accounting {version}, with privacy loss distributions, rounded up."
+        if self.bits is None:
+            return told
+        return (
+            f"{told} Integer noise: the Gaussian that dominates it, or its Rényi divergences, "
+            "whichever gives the smaller ε."
         )
 
     def _assumptions(self) -> Iterator[str]:
@@ -313,7 +330,7 @@ class Statement:
         memory = "" if self.recipe.by_record else " and client memory"  # of silos, it is noisy
         told = f"norms, counts{',' if memory else ' and'} {exact}{memory}"
         yield f"diagnostics ({told} are private data)"
-        yield "thresholds and ranges taken from these data without noise, if any"
+        yield "any threshold or range that you took from these data without noise"
         if self.recipe.by_record:
             yield "a person with several records, as a whole, and what a silo's own staff sees"
         if self.trained is not None:
@@ -330,13 +347,13 @@ def _sentences(clauses: Iterator[str]) -> str:
 
 
 def _line(one: Guarantee) -> str:
-    """One view in a line."""
+    """One view in a sentence or more."""
     brief = BRIEFLY[one.view]
     capped = ""
     if one.capped is not None:
         capped = f" ε = {rounded_up(one.capped)} if clients enforce the cap themselves."
     if not one.private:
-        return f"no guarantee {brief}: {one.reason}.{capped}"
+        return f"no guarantee, since {one.reason}.{capped}"
     drawn = ""
     if not one.hidden and one.drawn is not None and one.drawn < one.epsilon:
         often = "all rounds" if one.most == one.rounds else in_rounds(one.most)
@@ -346,7 +363,7 @@ def _line(one: Guarantee) -> str:
         )
     return (
         f"ε = {rounded_up(one.epsilon)}, δ = {rounded_up(one.delta)} {brief} "
-        f"({written(one.adjacency)}).{drawn}{capped}{one.remark()}"
+        f"({written(one.adjacency)}).{drawn}{capped}"
     )
 
 
@@ -358,15 +375,6 @@ def _plain(guarantee: Guarantee) -> dict[str, Any]:
             values[name] = None
     values["silos"] = [one if math.isfinite(one) else None for one in guarantee.silos]
     return {**values, "sentence": guarantee.sentence()}
-
-
-def _accountant() -> str:
-    version = importlib.metadata.version("dp-accounting")
-    return (
-        f"By dp-accounting {version}. Gaussian, pure-DP and subsampled releases: privacy loss "
-        "distributions, rounded up. Integer noise: the Gaussian that dominates it, or its Rényi "
-        "divergences, whichever gives the smaller ε."
-    )
 
 
 def statement(

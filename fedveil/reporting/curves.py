@@ -302,6 +302,11 @@ def _levels(curves: Sequence[Curve], members: int, percent: bool) -> str:
     return ", ".join(f"{show(c.mean[0])} ({c.label})" for c in told)
 
 
+def _clipped(run: Run) -> np.ndarray | None:
+    """The clipped fraction, which is no finding of a normalization: it changes every update."""
+    return None if run.normalizes else run.series("clipped_fraction")
+
+
 def _measures(story: Story) -> list[Measure]:
     """The measures of Zhang et al. 2022, DP-LSGD and Shulgin et al. 2025."""
     noisy = (
@@ -312,7 +317,7 @@ def _measures(story: Story) -> list[Measure]:
         Measure(_norms, "update norm", "Norm of updates",
                 "Median norm of the clients' updates before the bound (the mean, if no median was "
                 "recorded)."),
-        Measure(column("clipped_fraction"), "clipped fraction", "Clipped fraction",
+        Measure(_clipped, "clipped fraction", "Clipped fraction",
                 "Share of updates that the bound shortened.", SHARE),
         Measure(column("cosine"), "mean cosine", "Agreement of clients",
                 "Mean cosine of the angle between a client's update and the last global step. 1 is "

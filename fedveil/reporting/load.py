@@ -16,6 +16,7 @@ from fedveil.accounting.rounding import rounded_up, short
 from fedveil.comparing.outcome import ACCURACY, LEAST_SEEDS, LOSS, Measure
 from fedveil.data.origin import Origin
 from fedveil.errors import UserError
+from fedveil.parts.bound import Bound, Normalize, SmoothNormalize
 from fedveil.reporting.chart import shortened
 from fedveil.runs.listing import none_ended
 from fedveil.runs.saved import CLIENTS, EVALUATION, METRICS, SUMMARY, SavedRun, lost, reading
@@ -76,11 +77,20 @@ class Run:
     @property
     def bound(self) -> float | None:
         """The C beyond which updates were shortened, where the recipe fixes one and says so."""
+        bound = self._bound
+        return None if bound is None or bound.adapts else bound.threshold
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether the bound changes every update."""
+        return isinstance(self._bound, Normalize | SmoothNormalize)
+
+    @property
+    def _bound(self) -> Bound | None:
         try:
-            bound = recipe_from_plain(self.settings.get("recipe", {})).bound
+            return recipe_from_plain(self.settings.get("recipe", {})).bound
         except UserError:  # of a part whose module is gone
             return None
-        return None if bound.adapts else bound.threshold
 
     @property
     def budget(self) -> float | None:

@@ -14,6 +14,7 @@ from fedveil.accounting.rounding import rounded_up
 from fedveil.data.origin import footnote
 from fedveil.errors import UserError
 from fedveil.privacy.guarantee import BRIEFLY, VIEWS, written
+from fedveil.privacy.statement import OTHERS
 from fedveil.reporting import answers
 from fedveil.reporting.chart import Table, few_digits, share, size
 from fedveil.reporting.curves import merit, ranked
@@ -158,10 +159,10 @@ def _privacy_card(story: Story, member: ReportMember) -> tuple[str, str, str]:
     if story.alone or story.selection or spent is None or not member.costliest.private:
         return single
     mark = member.costliest.origin.mark
+    whose = written(spent.get("adjacency") or "their adjacencies cannot be combined")
     note = (
         f"δ = {rounded_up(spent['delta'])}, all {int(spent['runs'])} runs that the best was chosen "
-        f"from ({spent.get('adjacency') or 'their adjacencies cannot be combined'}). One run "
-        f"alone: {single[1]}"
+        f"from ({whose}). One run alone: {single[1]}"
     )
     note += f"; {member.costliest.origin.caveat}" if mark else ""
     epsilon = rounded_up(float(spent["epsilon"] or math.inf))
@@ -297,7 +298,7 @@ def _selection(story: Story) -> str:
     return (
         f'<p class="note">{cost}it costs what all {int(spent["runs"])} runs cost '
         f"together, ε = {escape(rounded_up(float(spent['epsilon'] or math.inf)))} at δ = "
-        f"{escape(rounded_up(spent['delta']))} ({escape(str(spent.get('adjacency', '')))})"
+        f"{escape(rounded_up(spent['delta']))} ({escape(written(str(spent.get('adjacency', ''))))})"
         f"{escape(since)}. "
         "This number is informative only: a guarantee needs a budget set before the runs.</p>"
     )
@@ -377,8 +378,7 @@ def _views_of_all(story: Story) -> Table:
         run = member.costliest
         views = run.summary["privacy"]["views"]
         shown = [_epsilon(views[view], run) if view in views else "–" for view in VIEWS]
-        delta = rounded_up(run.guarantee["delta"])
-        rows.append([member.label, *shown, delta, written(str(run.guarantee["adjacency"]))])
+        rows.append([member.label, *shown, *_terms(run.guarantee)])
     head = ["run", *(f"ε, {BRIEFLY[view]}" for view in VIEWS), "δ", "adjacency"]
     return Table(head, rows)
 
@@ -397,10 +397,16 @@ def _view_row(run: Run, view: str, own: bool) -> list[str]:
         f"{view}: {BRIEFLY[view]}",
         _epsilon(said, run),
         f"{rounded_up(drawn)}{run.origin.mark}" if known and drawn is not None else "–",
-        rounded_up(said["delta"]),
-        written(str(said["adjacency"])),
+        *_terms(said),
         remark,
     ]
+
+
+def _terms(said: dict[str, Any]) -> tuple[str, str]:
+    """δ and adjacency of a guarantee, if there is one."""
+    if said["epsilon"] is None:
+        return "–", "–"
+    return rounded_up(said["delta"]), written(str(said["adjacency"]))
 
 
 def _statement(run: Run) -> str:
@@ -408,7 +414,7 @@ def _statement(run: Run) -> str:
     entries = "".join(
         f"<div><dt>{escape(str(label))}</dt><dd>{escape(str(told))}</dd></div>"
         for label, told in run.summary["privacy"]["statement"].items()
-        if label not in (*VIEWS, "Privacy")  # shown above
+        if label not in (*VIEWS, OTHERS, "Privacy")  # shown above
     )
     return f'<dl class="statement">{entries}</dl>'
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from fedveil.comparing.members import plain_settings
 from fedveil.comparing.worker import deciding_data, load_once, train_task
-from fedveil.data.catalog import CATALOG
 from fedveil.errors import UserError
 from fedveil.reproducing.item import Arm, Item
 from fedveil.reproducing.measures import curve, measured
@@ -129,7 +128,6 @@ class Reproduction:
             arm.name, dict(own.parameters), seed, folder / f"{_label(arm, own)}-s{seed}"
         )
         data = load_once(deciding_data(own))
-        _refuse_stand_in(own, data.name)
         self._train(own, attempt.path)
         value = measured(self.item.measure, attempt.path, data)
         self.say(f"{self.item.name} {folder.name} {attempt.path.name}: {value:.5g}")
@@ -171,16 +169,6 @@ class Reproduction:
         known = self._cpu()
         known[name] = round(known.get(name, 0.0) + seconds, 2)
         (self.folder / CPU).write_text(json.dumps(known, indent=1))
-
-
-def _refuse_stand_in(settings: Settings, loaded: str) -> None:
-    """A claim about a data set is not decided on digits in its place."""
-    wanted = settings.data.dataset
-    if wanted in CATALOG and CATALOG[wanted].stand_in and loaded != wanted:
-        raise UserError(
-            f"'{wanted}' is not on this machine, and '{loaded}' would decide nothing about it. "
-            "Put it where `fedveil datasets` looks."
-        )
 
 
 def _refuse_other_settings(settings: Settings, path: Path) -> None:

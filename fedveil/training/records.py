@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedveil.accounting.rounding import rounded_up, short
+from fedveil.accounting.rounding import rounded_up
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,10 @@ def quality(record: Record, metric: str = "", noisy: bool = False) -> str:
     return f"{how}accuracy {record.accuracy:.1%}"
 
 
-def spending(record: Record, allowed: float | None = None) -> str:
-    """The ε so far and the run's budget. Valid only if the stopping round was fixed in advance."""
-    if record.epsilon is None:
+def spending(record: Record) -> str:
+    """The ε of all planned rounds, which holds whenever the run stops."""
+    if record.epsilon_planned is None:
         return "not private"
-    if math.isinf(record.epsilon):
+    if math.isinf(record.epsilon_planned):
         return "no guarantee"
-    of = "" if allowed is None else f" of {short(allowed)}"
-    spent = math.ceil(record.epsilon * 100) / 100
-    tiny = allowed is not None and allowed < 0.1
-    return f"ε so far {rounded_up(record.epsilon, 2) if tiny else f'{spent:.2f}'}{of}"
+    return f"planned ε = {rounded_up(record.epsilon_planned)}"

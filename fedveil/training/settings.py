@@ -25,6 +25,11 @@ MAX_BYTES = 2**20  # per settings file
 MAX_DOTS = 300  # per line: parsing time is quadratic in the parts of a dotted key
 DATASET = "fashion-mnist"  # the default
 SYNTHETIC = "synthetic"
+WRITTEN = {  # the form of settings that are tables
+    "ranges": "{age=[0,100]}",
+    "categories": '{plan=["free","plus"]}',
+    "dates": '{born=["1900-01-01","2020-12-31"]}',
+}
 PROBLEMS = ("das2022-quadratics", "zhang2022-table4", "zhang2022-claim21")
 
 
@@ -393,7 +398,7 @@ def from_settings(
         ledger=ledger,
         checkpoint_every=settings.checkpoint_every,
         account=settings.account,
-        named=_named(settings, data.name),
+        named=_named(settings),
         loss=settings.loss,
         metric=settings.metric,
         device=settings.device,
@@ -402,7 +407,7 @@ def from_settings(
     )
 
 
-def _named(settings: Settings, loaded: str) -> dict[str, Any]:
+def _named(settings: Settings) -> dict[str, Any]:
     """The settings that recipe.toml repeats: the names of algorithm and data, and the options."""
     own = {"algorithm", "parameters"} if _unnamed_recipe(settings) else set()
     own |= {"device"} if settings.device == "auto" else set()
@@ -410,20 +415,13 @@ def _named(settings: Settings, loaded: str) -> dict[str, Any]:
     if settings.data.path is not None:
         plain["data"]["path"] = str(settings.data.path.resolve())
     else:
-        plain["data"]["dataset"] = _name(loaded, settings.data.dataset or DATASET)
+        plain["data"]["dataset"] = settings.data.dataset or DATASET
     return plain
 
 
 def _unnamed_recipe(settings: Settings) -> bool:
     """Whether the settings have a [recipe] without the algorithm that built it."""
     return settings.recipe is not None and "algorithm" not in settings.model_fields_set
-
-
-def _name(loaded: str, asked: str) -> str:
-    """The data set that was loaded: digits replaces one that is not available."""
-    from fedveil.data.catalog import CATALOG
-
-    return loaded if loaded in CATALOG else asked
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -440,7 +438,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
             )
         return tomllib.loads(text)
     except OSError as problem:
-        raise UserError(f"Could not read {file}: {problem.strerror}.") from problem
+        raise UserError(
+            f"Could not read {file}: {problem.strerror}. Give the path of a TOML settings file, or "
+            "only flags."
+        ) from problem
     except UserError:
         raise
     except (ValueError, RecursionError) as problem:  # also for bad UTF-8 and overlong numbers
@@ -457,6 +458,12 @@ def _sentence(problem: ValidationError, file: Path | None) -> UserError:
         return unknown(what, str(first["loc"][-1]), group.model_fields)
     plain = isinstance(first["input"], str | int | float)  # a nested value may be too deep to print
     given = str(first["input"])[:40] if plain else "…"
+    if first["type"] == "dict_type":
+        form = WRITTEN.get(str(first["loc"][-1]), "{name=value}")
+        return UserError(
+            f"{file or 'The flags'}: {where} is '{given}', which is not a table. Write it as "
+            f"'{form}'."
+        )
     return UserError(
         f"{file or 'The flags'}: {where} is '{given}', but {first['msg'][:1].lower()}"
         f"{first['msg'][1:]}."

@@ -116,16 +116,17 @@ def _load(
         _refuse_columns(settings, settings.path)
         return catalog.load_path(settings.path, settings.size, settings.color, named, settings.seed)
     require_file(settings.path)
-    if settings.client is None or settings.label is None:
-        raise UserError(
-            f"The columns of the table {settings.path} are not named. Give --client (the column "
-            "that identifies the client) and --label (the column to predict)."
-        )
+    columns = {
+        "--client (the column that identifies the client)": settings.client,
+        "--label (the column to predict)": settings.label,
+    }
+    if missing := [flag for flag, column in columns.items() if column is None]:
+        raise UserError(f"For the table {settings.path}, also give {' and '.join(missing)}.")
     if settings.image is not None:
         from fedveil.data.sources.image_tables import load_image_table
 
         return load_image_table(
-            settings.path, settings.image, settings.client, settings.label, settings.size,
+            settings.path, settings.image, str(settings.client), str(settings.label), settings.size,
             settings.color is not False, named, settings.seed, own,
         )  # fmt: skip
     return _table(settings, settings.path, named, statistics, encoder, own)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import torch
 
 from fedveil.accounting import accountant as accounting
 from fedveil.accounting.events import NonPrivate
-from fedveil.accounting.rounding import rounded_up
+from fedveil.accounting.rounding import rounded_up, short
 from fedveil.aggregates.allowance import Allowance
 from fedveil.aggregates.desk import Desk, deviation
 from fedveil.aggregates.frequent import frequent_values, threshold
@@ -60,8 +61,14 @@ class Release:
 
     def line(self) -> str:
         """The values as text."""
-        found = ", ".join(f"{name}: {value:.6g}" for name, value in self.values.items())
-        return f"{found or 'none'} ({self.meaning} ± {self.error:.3g})"
+        found = ", ".join(f"{name}: {self._shown(value)}" for name, value in self.values.items())
+        return f"{found or 'none'} ({self.meaning} ± {rounded_up(self.error)})"
+
+    def _shown(self, value: float) -> str:
+        """A value with the digits that its error leaves; a quantile's error is not in its unit."""
+        if self.kind == "quantiles" or not 0 < self.error < math.inf:
+            return short(value, 4)
+        return f"{value:,.{max(1 - math.floor(math.log10(self.error)), 0)}f}"
 
 
 @dataclass(frozen=True)

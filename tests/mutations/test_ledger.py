@@ -70,7 +70,7 @@ def check_plan_is_stated() -> None:
         assert training.records[-1].epsilon == epsilon_of(training, 2)
         assert training.records[-1].epsilon_planned == planned
         assert "6 planned, 2 run" in training.guarantee().sentence()
-        assert dict(training.statement().entries())["Ledger"].startswith("Recorded in the ledger")
+        assert dict(training.statement().entries())["Ledger"].startswith("Recorded")
         assert training.session is not None
         training.session.close()
 

@@ -57,7 +57,7 @@ def test_an_adapter_that_needs_flower(
 
 
 def test_a_table_is_described(run: Run, refused: Refused, table: Path) -> None:
-    assert "Give --client (the column that identifies the client) and --label" in refused(
+    assert "also give --client (the column that identifies the client) and --label" in refused(
         "datasets", table
     )
     told = run("datasets", table, "--client", "who", "--label", "y")
@@ -84,7 +84,7 @@ def test_the_note_about_ranges_is_a_flag_that_works(run: Run, table: Path) -> No
 
 def test_an_unsaved_run_names_no_files_of_its_own(blobs: Federated) -> None:
     result = train(algorithms.dp_fedavg(noise_multiplier=3.0, steps=1), blobs, rounds=1)
-    assert "without a run directory, result.records has the means" in result.statement.text()
+    assert "in Python, result.records" in result.statement.text()
 
 
 def test_the_noise_found_is_the_noise_told(run: Run) -> None:

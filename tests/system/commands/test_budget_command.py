@@ -32,11 +32,12 @@ def test_nothing_is_recorded_at_first(run: Run, refused: Refused, ledger: Path) 
 
 def test_a_run_is_shown_with_what_it_spent(run: Run) -> None:
     out = well(run("train", *NORMEC, "--rounds", 3, "--out", "a"))
-    said = re.search(r"  models     ε = (\S+), δ = 1e-5", out)
+    said = re.search(r"would be \((\S+), 1e-5\)-differ", out)
     assert said
     shown = well(run("budget", "show"))
     assert re.search(r"^Data         digits, 20 clients \([0-9a-f]{12}/client\)$", shown, re.M)
-    assert f"  models     ε = {said[1]} at δ = 1e-5 (zero-out); informational" in shown
+    assert f"  models     ε = {said[1]}* at δ = 1e-5 (zero-out)\n" in shown
+    assert "*  Informational: a guarantee needs a budget set before the runs.\n" in shown
     assert "Recorded     3 rounds charged, from 1 noise stream\n" in shown
     for target in ("digits", "a", "a/recipe.toml"):
         assert well(run("budget", "show", target)) == shown
@@ -65,9 +66,7 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
         out,
     )
     shown = well(run("budget", "show", "--delta", 1e-6))
-    assert re.search(
-        r"ε = \S+ at δ = 1e-6 \(zero-out\); the budget is 2 at δ = 1e-5; informational", shown
-    )
+    assert re.search(r"ε = \S+\* at δ = 1e-6 \(zero-out\); the budget is 2 at δ = 1e-5\n", shown)
     outcome = run("train", *NORMEC, "--rounds", 30, "--out", "b")
     assert outcome.code == 2
     assert re.match(
@@ -97,6 +96,35 @@ def test_a_budget_is_set_kept_raised_and_lifted(run: Run, refused: Refused, tmp_
     ]
     assert re.search(r"3 rounds charged; it reported ε = \S+$", lines[1])
     assert re.search(r"Entries +\d+, all intact", well(run("budget", "verify")))
+
+
+def test_a_budget_below_what_is_spent_says_so_and_refuses_new_rounds(
+    run: Run, refused: Refused
+) -> None:
+    for seed in range(2):
+        flags = ("--rounds", 3, "--seed", seed, "--out", f"a{seed}")
+        well(run("train", *NORMEC, *flags))
+    out = well(run("budget", "set", "a0", "--epsilon", 0.01))
+    assert "is spent.\nThis budget is already exceeded. Every new round will be refused.\n" in out
+    assert not re.search("ε = ∞|ε = 0 ", out)
+    shown = well(run("budget", "show"))
+    assert re.search(r"ε = [\d.]+\*? of 0\.01 .*, exceeded, so every new round is refused\n", shown)
+    said = refused("train", *NORMEC, "--rounds", 3, "--seed", 2, "--out", "b")
+    assert "was not run: the budget of 'digits' is already exceeded. The budget is" in said
+    again = well(run("train", "a1/recipe.toml", "--out", "c"))
+    assert "Note         This run repeats a recorded run with the same noise." in again
+    assert "This run repeats" not in well(run("train", "--resume", "a0"))
+
+
+def test_a_delta_below_that_of_the_runs_is_named(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "who,a,y\n" + "".join(f"{i % 60},{i % 7},{'np'[i % 2]}\n" for i in range(240))
+    )
+    flags = ("--path", "t.csv", "--client", "who", "--label", "y", "--data", "classes=n,p")
+    for seed in range(2):
+        well(run("train", *flags, "--epsilon", 8, "--rounds", 2, "--data", f"seed={seed}"))
+    shown = well(run("budget", "show", "--delta", 1e-8))
+    assert re.search(r"ε = ∞ at δ = 1e-8.*: δ is too small for these runs \(at δ = 1e-\d, ε", shown)
 
 
 def test_a_seed_of_a_table_s_run_shares_its_budget(run: Run, table: Path) -> None:

@@ -111,14 +111,13 @@ def test_every_data_set_is_listed(run: Run) -> None:
     assert re.search(r"^digits +installed", out, re.MULTILINE)
 
 
-def test_every_algorithm_is_listed_with_citation_and_parameters(run: Run) -> None:
+def test_every_algorithm_is_listed_with_its_rule_and_citation(run: Run) -> None:
     out = trained(run("algorithms")).out
     for name, method in ALGORITHMS.items():
         text = described(method)
-        assert f"{name}\n" in out
-        assert text.citation in out
-        assert text.rule in out
-        assert ", ".join(text.names) in out
+        assert re.search(rf"^{name} +{re.escape(text.citation)}$", out, re.MULTILINE)
+        assert f"    {text.rule}\n" in out
+    assert len(out.splitlines()) < 3 * len(ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -160,7 +159,7 @@ def test_a_run_is_seven_files_and_a_checkpoint(run: Run, tmp_path: Path) -> None
     page = (a / "privacy.txt").read_text(encoding="utf-8")
     assert all(text in out for text in summary["privacy"]["statement"].values())
     assert all(text in page for text in summary["privacy"]["statement"].values())
-    assert f"{summary['accuracy']:.2%}" in out
+    assert f"test accuracy {summary['accuracy']:.1%} (" in out
 
 
 def test_training_again_from_the_resolved_recipe_gives_the_same_bytes(
@@ -259,7 +258,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(run: Run, tmp_path: Path) 
         child.kill()
     rest, errors = child.out.read_text(), child.err.read_text()
     assert errors == "Stopping after this round. Press Ctrl-C again to stop now.\n"
-    assert re.search(r"Result .*stopped after \d+ of 60 rounds", rest)
+    assert re.search(r"Stopped .*after \d+ of 60 rounds", rest)
     assert "fedveil train --resume a" in rest
     a = tmp_path / "a"
     done = json.loads((a / "summary.json").read_text(encoding="utf-8"))["rounds"]
@@ -393,7 +392,7 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     assert code == 0
     assert ESCAPE in seen
     text = without_escapes(seen)
-    assert re.search(r"round +3/3 ━+ accuracy [\d.]+% ε so far \d+\.\d\d ", text)
+    assert re.search(r"round +3/3 ━+ accuracy [\d.]+% planned ε = \d+\.\d+ ", text)
     assert all(len(line) <= 60 for line in text[text.index("Result") :].splitlines())
     assert "\n         " in text[text.index("Privacy") :]
 
@@ -508,7 +507,7 @@ BAD = {
     "epsilon without noise": (("--algorithm", "fedavg", "--epsilon", 1), "adds no noise"),
     "neither epsilon nor noise": (
         ("--algorithm", "dp_fedavg"),
-        "noise of dp_fedavg is not calibrated. Give epsilon",
+        "dp_fedavg has no privacy budget. Pass --epsilon, or the",
     ),
     "too little noise for epsilon": (
         ("--noise-multiplier", 0.3, "--set", "rate=1.0", "--epsilon", 0.1),
@@ -553,7 +552,7 @@ def test_a_wrong_type_is_a_usage_error(run: Run) -> None:
 TABLES = {
     "a wrong client column": (None, ("--client", "whom", "--label", "y"), "Did you mean 'who'"),
     "a wrong label column": (None, ("--client", "who", "--label", "z"), "label column 'z'"),
-    "no columns named": (None, (), "Give --client"),
+    "no columns named": (None, (), "also give --client"),
     "an empty file": ("", ("--client", "who", "--label", "y"), "people.csv"),
     "only a header": ("who,x,y\n", ("--client", "who", "--label", "y"), "no rows"),
     "one client": ("who,x,y\na,1,0\na,2,1\n", ("--client", "who", "--label", "y"), "two clients"),

@@ -205,7 +205,7 @@ def test_what_cannot_be_planned_is_one_sentence(
 
 
 def test_noise_is_asked_for(refused: Callable[..., str]) -> None:
-    assert "Give epsilon" in refused("plan", "--dim", "5")
+    assert "Pass --epsilon" in refused("plan", "--dim", "5")
 
 
 def test_models_without_data_have_their_own_shapes() -> None:

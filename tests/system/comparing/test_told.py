@@ -94,7 +94,7 @@ def test_an_epsilon_of_other_neighbours_or_units_is_told() -> None:
     one, other = standing("dp_fedavg", "add-remove"), standing("fed_alpha_normec", "zero-out")
     assert list(_unequal([one, one])) == []
     (said,) = _unequal([one, other])
-    assert "add-remove for dp_fedavg; zero-out for fed_alpha_normec" in said
+    assert "add/remove for dp_fedavg; zero-out for fed_alpha_normec" in said
     (said,) = _unequal([standing("dp_sgd", "add-remove", "example")])
     assert said.startswith("ε protects one example")
 

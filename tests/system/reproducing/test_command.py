@@ -92,10 +92,9 @@ def test_runs_of_a_changed_item_are_refused(tmp_path: Path) -> None:
         Reproduction(long, "ci", tmp_path, tmp_path / "ledger", lambda _: None).run()
 
 
-def test_a_stand_in_decides_nothing(
+def test_an_item_without_its_data_set_is_refused(
     run: Run, papers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where Fashion-MNIST cannot be had, training falls back to digits. A claim must not."""
     absent = replace(CATALOG["fashion-mnist"], system=(), files=())
     monkeypatch.setitem(CATALOG, "fashion-mnist", absent)
     monkeypatch.setenv("FEDVEIL_DATA", str(tmp_path / "empty"))
@@ -105,7 +104,7 @@ def test_a_stand_in_decides_nothing(
     asked = ("reproduce", "das2022/table1a", "--scale", "small", "--papers", papers)
     said = run(*asked, "--out", tmp_path / "runs")
     assert said.code == 2
-    assert "'fashion-mnist' is not on this machine, and 'digits' would decide nothing" in said.err
+    assert "Fashion-MNIST was not found, and it cannot be downloaded." in said.err
 
 
 def test_what_cannot_be_run_says_why(run: Run, tmp_path: Path) -> None:

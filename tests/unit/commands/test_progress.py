@@ -29,7 +29,7 @@ from fedveil.training.records import Record
 from fedveil.training.run import Training
 from fedveil.training.start import train
 
-RECORD = Record(3, 10, 0, 1.0, 0.5, 0.1, 0.2, 0.01, loss=0.5, accuracy=0.25, epsilon=1.234)
+RECORD = Record(3, 10, 0, 1.0, 0.5, 0.1, 0.2, 0.01, loss=0.5, accuracy=0.25, epsilon_planned=1.234)
 
 
 class Terminal(io.StringIO):
@@ -92,10 +92,10 @@ def test_plain_lines_come_with_evaluations_only(
     training: Training, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with PlainLines() as watch:
-        watch(training, replace(RECORD, round=1, loss=None, accuracy=None, epsilon=None))
+        watch(training, replace(RECORD, round=1, loss=None, accuracy=None, epsilon_planned=None))
         assert capsys.readouterr().out == ""
         watch(training, replace(RECORD, round=5))
-    assert capsys.readouterr().out == "round 5/5  accuracy 25.0%  ε so far 1.24  0:00 left\n"
+    assert capsys.readouterr().out == "round 5/5  accuracy 25.0%  planned ε = 1.24  0:00 left\n"
 
 
 def test_a_live_line_says_the_same(training: Training, terminal: Open) -> None:
@@ -104,7 +104,7 @@ def test_a_live_line_says_the_same(training: Training, terminal: Open) -> None:
         watch(training, replace(RECORD, round=4))
         watch(training, replace(RECORD, round=5, loss=None))
     assert "round   5/5" in screen.getvalue()
-    assert "accuracy 25.0% ε so far 1.24" in screen.getvalue()
+    assert "accuracy 25.0% planned ε = 1.24" in screen.getvalue()
 
 
 def test_quality_is_accuracy_where_there_are_classes() -> None:
@@ -113,12 +113,11 @@ def test_quality_is_accuracy_where_there_are_classes() -> None:
     assert quality(replace(RECORD, loss=None, accuracy=None)) == ""
 
 
-def test_spending_names_the_budget(training: Training) -> None:
-    assert spending(RECORD) == "ε so far 1.24"
-    assert spending(replace(RECORD, epsilon=9.91e-6), 1e-5) == "ε so far 1e-5 of 1e-5"
-    assert spending(RECORD, 2.0) == "ε so far 1.24 of 2"
-    assert spending(replace(RECORD, epsilon=None)) == "not private"
-    assert spending(replace(RECORD, epsilon=math.inf)) == "no guarantee"
+def test_spending_is_of_all_planned_rounds() -> None:
+    assert spending(RECORD) == "planned ε = 1.24"
+    assert spending(replace(RECORD, epsilon_planned=9.91e-6)) == "planned ε = 9.91e-6"
+    assert spending(replace(RECORD, epsilon_planned=None)) == "not private"
+    assert spending(replace(RECORD, epsilon_planned=math.inf)) == "no guarantee"
 
 
 def test_long_text_stands_below_itself_on_a_terminal(terminal: Open) -> None:
@@ -159,7 +158,7 @@ def test_the_summary_says_what_was_rejected_and_where_it_stopped(
     broken = replace(result.records[0], rejected=7)
     show_summary(replace(result, records=(broken,)), ["do this", "or that"])
     out = capsys.readouterr().out
-    assert "(stopped after 1 of 2 rounds)" in out
+    assert "Stopped      after 1 of 2 rounds.\n" in out
     assert "Rejected     7 updates" in out
     assert "Next         do this\n             or that\n" in out
     assert "Saved" not in out
@@ -170,8 +169,8 @@ def test_the_summary_of_numbers_has_no_accuracy(
     blobs: Federated, plain_recipe: Recipe, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = train(plain_recipe, blobs, rounds=1)
-    show_summary(replace(result, accuracy=math.nan, loss=1.5), [])
-    assert "Result       loss 1.5\n" in capsys.readouterr().out
+    show_summary(replace(result, accuracy=math.nan, loss=1.5, evaluate=None), [])
+    assert "Result       test loss 1.5\n" in capsys.readouterr().out
 
 
 def test_a_result_without_test_examples_says_that_nothing_was_evaluated(
@@ -223,7 +222,7 @@ def test_an_error_parts_between_words_on_a_terminal_and_is_one_line_elsewhere(
             cli.main()
     assert pipe.getvalue().count("\n") == 1
     lines = screen.getvalue().splitlines()
-    assert len(lines) > 2
+    assert len(lines) > 1
     assert all(len(line) <= 60 for line in lines)
     assert " ".join(lines) == pipe.getvalue().rstrip()
 

@@ -174,31 +174,33 @@ def test_a_given_directory_comes_first_and_receives_downloads(
     assert not entry.here()
 
 
-def test_digits_stand_in_with_one_note(
+def test_no_other_data_set_replaces_an_absent_one(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     shelve_fashion(shop, monkeypatch)
     shop.shelf.clear()
-    for download in (True, False):
-        dataset = load("fashion-mnist", download=download)
-        assert dataset.name == "digits"
-        assert dataset.notes == (
-            "Fashion-MNIST could not be found or downloaded, so this run trains on "
-            "scikit-learn's digits. Install dataset-fashion-mnist or put its idx files in "
-            f"{tmp_path / 'home' / 'fashion-mnist'}.",
-        )
+    advice = (
+        "Install Debian's package dataset-fashion-mnist, or put train-images-idx3-ubyte + "
+        "train-labels-idx1-ubyte + t10k-images-idx3-ubyte + t10k-labels-idx1-ubyte in "
+        f"'{tmp_path / 'home' / 'fashion-mnist'}'. FEDVEIL_DATA sets another data directory. The "
+        "data set 'digits' needs no files."
+    )
+    with pytest.raises(UserError) as caught:
+        load("fashion-mnist", download=False)
+    assert str(caught.value) == f"Fashion-MNIST was not found, and downloading is off. {advice}"
+    with pytest.raises(UserError, match=r"^Fashion-MNIST was not found: .*404.*\)\. Install"):
+        load("fashion-mnist")
 
 
-def test_digits_stand_in_for_tampered_files(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tampered_files_are_refused(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shelve_fashion(shop, monkeypatch)
     shop.shelf["train-images-idx3-ubyte.gz"] = gzip.compress(b"tampered")
-    dataset = load("fashion-mnist")
-    assert dataset.name == "digits"
-    assert "wrong SHA-256" in dataset.notes[0]
+    with pytest.raises(UserError, match="does not have the published SHA-256"):
+        load("fashion-mnist")
 
 
 def test_other_sets_say_what_to_put_where(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UserError, match=r"downloading is off. Put .*train_32x32.mat \+ test"):
+    with pytest.raises(UserError, match=r"downloading is off\. Put .*train_32x32.mat \+ test"):
         load("svhn", download=False)
     absent = replace(CATALOG["cifar10"], files=(RemoteFile(f"{shop.base}/absent", ""),))
     monkeypatch.setitem(CATALOG, "cifar10", absent)

@@ -165,7 +165,7 @@ def test_a_client_with_test_rows_only_is_told(tmp_path: Path) -> None:
     dataset = read_rows(csv(tmp_path, frame), "who", "y")
     gone = 300 - dataset.split(ByKey()).clients
     assert gone == len(dataset.test) > 0
-    told = f"{gone} clients have only test rows and do not take part in training."
+    told = f"{gone} clients are held out for testing: they have only test rows."
     assert told in dataset.notes
 
 

@@ -64,8 +64,8 @@ def test_weights_are_suggested_for_a_rare_class_only() -> None:
     assert rare is not None
     assert usual is not None
     assert (rare.command, usual.command) == ("--loss 'cross_entropy(weights=[1,51])'", "")
-    assert "weight the rare class" in rare.advice
-    assert usual.advice.startswith("the class is not rare")
+    assert "give the rare class a larger weight" in rare.advice
+    assert usual.advice.startswith("train for more rounds")
 
 
 @pytest.mark.parametrize("counts", [[[90, 10], [5, 45]], [[90, 0], [3, 0]], [[90, 10], [0, 0]]])

@@ -141,7 +141,7 @@ def test_a_served_run_is_started_saved_and_concluded_like_any_other(tmp_path: An
     result = starting.finish(starting.start(made, tmp_path / "a"))
     saved = SavedRun.open(tmp_path / "a")
     assert saved.summary["rounds"] == saved.rounds == len(saved.rows) == len(result.records) == 2
-    assert saved.summary["privacy"]["ledger"] == "Recorded in the ledger."
+    assert saved.summary["privacy"]["ledger"] == "Recorded (`fedveil budget show`)."
     again = prepare(NOISY, people(CLIENTS), rounds=2, delta=1e-5, source=Served())
     assert starting.resume(again, tmp_path / "a").finished
 

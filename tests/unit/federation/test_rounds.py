@@ -107,7 +107,7 @@ def test_a_served_run_is_saved_stated_and_charged_like_any_other(tmp_path: Path)
     text = (made.directory / "run" / "privacy.txt").read_text()
     assert made.agreement.hash[:16] in text
     assert (
-        "Up to 1 of all clients may collude with the server. No client reveals a sum of fewer"
+        f"At most 1 of the {made.agreement.clients} clients may collude with the server. No client"
         in text
     )
     assert "Drawn as integers from the operating system's randomness" in text

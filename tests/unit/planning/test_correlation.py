@@ -33,7 +33,7 @@ def test_nothing_is_gained_in_the_readme_s_demo() -> None:
     planned = case(algorithms.dp_norm_fedavg(rate=0.2), 3000, 200, 5.0)
     every = choices(planned)
     assert min(one.error for one in every[1:]) > 0.95
-    assert advice(every, 7850).startswith("not recommended (1.07×")
+    assert advice(every, 7850).startswith("noise would have 1.07 times the error in prefix sums")
 
 
 @pytest.mark.parametrize(

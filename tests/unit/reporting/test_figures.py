@@ -81,7 +81,11 @@ def test_a_statement_and_a_recipe_show_epsilon_over_the_rounds() -> None:
     ("recipe", "run", "told"),
     [
         (algorithms.dp_fedavg(), {}, "Give clients and dim"),
-        (algorithms.dp_fedavg(), {"clients": 9, "dim": 9}, "is not calibrated. Give epsilon"),
+        (
+            algorithms.dp_fedavg(),
+            {"clients": 9, "dim": 9},
+            "dp_fedavg has no privacy budget. Pass ",
+        ),
         (algorithms.dp_fedavg(), {"clients": 0, "dim": 9}, "clients is 0; it must be a whole"),
         (algorithms.fedavg(), {"clients": 9, "dim": 9}, "no finite ε"),
     ],

@@ -74,7 +74,7 @@ def test_noise_that_is_given_is_kept_and_its_epsilon_reported(
 
 
 def test_noise_that_is_not_settled_needs_a_budget(blobs: Federated, private_recipe: Recipe) -> None:
-    with pytest.raises(UserError, match="Give epsilon"):
+    with pytest.raises(UserError, match="has no privacy budget"):
         train(private_recipe, blobs, rounds=2)
 
 
