@@ -183,6 +183,7 @@ class Coins(Cohort):
     rate: float
     cap: int | None = None
     adjacency = "add-remove"
+    independent = True
 
     def expected(self, population: int) -> float:
         return self.rate * population
