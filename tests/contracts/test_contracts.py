@@ -165,7 +165,7 @@ def check_remark(recipe: Recipe) -> None:
     """A δ of 1/n or more is remarked on wherever a finite ε is stated; a smaller one is not."""
     for delta, large in ((1 / 50, True), (0.1, True), (1 / 500, False)):
         said = statement(recipe, 6, 50, 3, delta)
-        text, remark = said.text(), "δ is at least 1/50"
+        text, remark = said.text(), "is at least 1/50"
         if any(math.isfinite(guarantee.epsilon) for guarantee in said.guarantees):
             assert (remark in text) == large, f"δ = {delta} of 50 clients: {text}"
             assert (remark in str(said.plain())) == large, f"δ = {delta}: {said.plain()}"
