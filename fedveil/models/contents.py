@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.models.side_effects import SCALARS, Named, installed, module_of, of_library
+from fedveil.models.references import Named, imported, installed, module_of, of_library
+from fedveil.models.side_effects import SCALARS
 
 ALIKE = (  # what they hold decides no function: drawing from the first is refused
     *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
@@ -245,8 +246,8 @@ class _Reader:
         self._attributes |= named.attributes
         for name in sorted(named.variables & function.__globals__.keys()):
             self._entry(name, function.__globals__[name])
-        for name in sorted(named.imports & sys.modules.keys()):
-            self._entry(name, sys.modules[name])
+        for module in imported(function):
+            self._entry(module.__name__, module)
 
     def _code(self, code: types.CodeType) -> None:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)

@@ -71,7 +71,8 @@ class Own(Loss):
     @classmethod
     def wrapping(cls, function: Function, of: Target) -> Own:
         """A function that is given as an object."""
-        module, name = (getattr(function, n, "?") for n in ("__module__", "__qualname__"))
+        names = ("__module__", "__qualname__")
+        module, name = (getattr(function, n, getattr(type(function), n)) for n in names)
         made = cls(f"{module}:{name}", of)
         object.__setattr__(made, "call", function)
         return made

@@ -349,6 +349,7 @@ def choose_engine(
 ) -> EngineChoice:
     """The requested engine, or the fastest one, after testing the module for hidden state."""
     refuse_memory(task, PlacedEngine.on(LoopEngine(task), task.device), data)
+    task.unwatch()
     choice = choose(engine, task, data, local, participants, rounds=rounds)
     refuse_memory(task, choice.engine, data)
     return choice

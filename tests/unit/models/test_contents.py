@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedveil.models import side_effects
+from fedveil.models import references
 from fedveil.models.contents import _digest_of as read_again
 from fedveil.models.contents import contents
 
@@ -249,7 +249,7 @@ def test_code_of_an_installed_package_belongs_to_it_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version of the package is another model; what the file imports is not read."""
-    monkeypatch.setattr(side_effects, "INSTALLED", (str(tmp_path),))
+    monkeypatch.setattr(references, "INSTALLED", (str(tmp_path),))
     found = []
     for factor in (2, 2, 3):
         (tmp_path / "installed_layers.py").write_text(f"def function(x):\n    return x * {factor}")
