@@ -23,7 +23,7 @@ from fedveil.data.fields import Layout
 from fedveil.engines.dropout import Masks, Recorded, example_seeds
 from fedveil.engines.rewriting import FUSED, Rewriting, Unfused
 from fedveil.errors import UserError
-from fedveil.models.contents import Contents
+from fedveil.models.contents import Contents, contents
 from fedveil.models.loss import Loss
 from fedveil.models.losses import Own, as_loss
 from fedveil.models.outputs import logits_of
@@ -43,10 +43,10 @@ class Task:
     layout: Layout | None = None  # of several inputs
     given: Loss | None = None  # instead of the loss of that name
     dtype: torch.dtype | None = None  # to which numeric inputs are converted
-    contents: Contents | None = None  # of a module that is not fedveil's own, before any call
     shapes: dict[str, torch.Size] = field(init=False)
     loss_of_examples: Loss = field(init=False)
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
+    contents: Contents | None = field(init=False, default=None)  # of a module not of fedveil's
     _own: threading.local = field(init=False, default_factory=threading.local)
     _copies: list[tuple[nn.Module, Footprints]] = field(init=False, default_factory=list)
     _witness: list[tuple[Tensor, Examples, Tensor]] = field(init=False, default_factory=list)
@@ -68,6 +68,11 @@ class Task:
         object.__setattr__(self, "loss_of_examples", loss)
         object.__setattr__(self, "slope_of_losses", loss.slope)
         self._own.module = self.module
+
+    def read_contents(self) -> None:
+        """Read what the module holds now, which identifies it."""
+        with self.in_training():
+            object.__setattr__(self, "contents", contents(self.module))
 
     def to(self, device: torch.device) -> Task:
         """The task on a device; itself if it is there already."""

@@ -162,7 +162,18 @@ HEAP = 1 << 9  # flag of classes that Python code made, and of some in C
 
 @functools.cache
 def _of_package(file: str) -> bool:
-    return file.startswith(INSTALLED) or not set(PACKAGES).isdisjoint(Path(file).parts)
+    """Whether a file lies where packages are installed."""
+    if not file:
+        return False
+    path = Path(file)
+    known = file.startswith(INSTALLED) or not set(PACKAGES).isdisjoint(path.parts)
+    return known or any(map(_has_packages, path.parents))
+
+
+@functools.cache
+def _has_packages(folder: Path) -> bool:
+    """Whether packages were installed into this folder, as by pip's --target."""
+    return next(folder.glob("*.dist-info"), None) is not None
 
 
 @functools.cache

@@ -313,8 +313,10 @@ def make_task(model: str | nn.Module, data: Federated, seed: int, loss: Loss | N
     refuse_unfit(module)
     refuse_parameters_of_others(module)
     own = isinstance(model, str) and ":" not in model
-    task = Task(module, data.loss, data.layout, loss, contents=None if own else contents(module))
+    task = Task(module, data.loss, data.layout, loss)
     _check_fit(task, data)
+    if not own:  # after a first call, which fills what later calls would find
+        task.read_contents()
     return task
 
 
