@@ -177,7 +177,9 @@ class _Reader:
 
     def _entry(self, name: str, value: object) -> None:
         self._write(name)
-        if name not in HASHES:
+        if name == "cls_ref" and isinstance(value, str):  # of pydantic: a name and an address
+            self._write(value.rpartition(":")[0] or value)
+        elif name not in HASHES:
             self._path.append(name)
             self.read(value)
             self._path.pop()
