@@ -281,7 +281,8 @@ def _warnings(
 def with_loss(data: Federated, loss: str | Loss | Function | None) -> tuple[Federated, Loss]:
     """The data with this loss instead of their own, if it fits their targets."""
     whole = data.labels.dtype.is_floating_point is False
-    known = as_loss(data.loss if loss is None else loss, "class" if whole else "number")
+    target = "class" if whole else target_of(data.loss)
+    known = as_loss(data.loss if loss is None else loss, target)
     if (known.target == "class") != whole:
         kind = "classes" if whole else "numbers"
         fitting = [name for name, one in LOSSES.items() if (one.target == "class") == whole]
