@@ -111,6 +111,10 @@ def check_loss() -> None:
     raise AssertionError("a loss that keeps something was accepted")
 
 
+def check_evaluated() -> None:
+    isolation.test_state_of_an_evaluation_ends_the_next_round_before_a_client_is_called()
+
+
 def check_steps(engine: str) -> None:
     try:
         isolation.test_state_that_is_reset_between_the_steps_of_a_group_is_found(engine)
@@ -294,6 +298,12 @@ MUTATIONS = [
         line(side_effects._Walk, "_module", ("partial(vars, module)", "dict")),
         "check_rare_state",
         lambda: check_rare_state(note),
+    ),
+    Mutation(
+        "state of an evaluation is not looked for",
+        line(training, "simulated", ("training.task.refuse_change()", "pass")),
+        "check_evaluated",
+        check_evaluated,
     ),
     Mutation(
         "state is not looked for between clients",

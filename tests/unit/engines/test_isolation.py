@@ -494,6 +494,30 @@ def test_state_that_is_reset_before_the_round_ends_is_found(make: Callable[[], C
     SKIPS[0] = 0
 
 
+def test_state_of_an_evaluation_ends_the_next_round_before_a_client_is_called() -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.seen = nn.Linear(FEATURES, CLASSES), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) == 18:  # as many as there are test examples
+                self.seen = 1
+            return self.linear(x)
+
+    recipe = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
+    training = prepare(recipe, people(), Counting(), 2)
+    training.task.evaluate(training.state.x, training.data.test)
+    training.engine = dataclasses.replace(LoopEngine(training.task))
+    object.__setattr__(training.engine, "updates", called)
+    with pytest.raises(UserError, match="changes 'seen'"):
+        training.step()
+
+
+def called(*given: object) -> None:
+    raise AssertionError("a client was called")
+
+
 class Turning(nn.Module):
     """Adds what it saw a call ago, and forgets it after every third call."""
 
