@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock, RLock
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,7 @@ CODE = (
 FEW = 2**14  # bytes of a tensor that are compared after every client; of more, their sum is
 WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size in bytes
 MISSING = object()
+LOCKS = type(Lock()) | type(RLock())  # which another thread may hold for a moment
 Held = Mapping[Any, object] | Collection[object]  # by name, or in order
 
 
@@ -284,7 +286,7 @@ class _Walk:
             self._container(path, value)
         elif isinstance(value, CODE):
             self._code(path, value)
-        elif not isinstance(value, types.BuiltinFunctionType):
+        elif not isinstance(value, types.BuiltinFunctionType | LOCKS):
             self._other(path, value)
 
     def _hold(

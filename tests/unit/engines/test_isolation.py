@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import random
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -492,6 +493,20 @@ def test_state_that_is_reset_before_the_round_ends_is_found(make: Callable[[], C
         training.step()
     assert training.state.round == 0
     SKIPS[0] = 0
+
+
+def test_a_lock_that_another_thread_holds_is_no_state() -> None:
+    lock = threading.RLock()
+
+    def locking(_: Mixing, x: Tensor) -> Tensor:
+        with lock:
+            return x
+
+    footprint = Footprint.of(Mixing(locking))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lock.acquire).result()
+        footprint.refuse_change()
+        pool.submit(lock.release).result()
 
 
 def test_state_of_an_evaluation_ends_the_next_round_before_a_client_is_called() -> None:
