@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import operator
 import random
 import types
@@ -399,7 +400,8 @@ class _Walk:
     def _held_by(self, path: str, value: Any) -> None:
         """The attributes of an object and of its class."""
         if hasattr(value, "__dict__"):
-            self._hold(f"{path}.", partial(vars, value))
+            derived = _of_logging if isinstance(value, logging.Logger) else _never
+            self._hold(f"{path}.", partial(vars, value), derived)
         if slots := _slots(type(value)):
             self._hold(f"{path}.", partial(_held_in, value, slots))
         self._class(path, type(value))
@@ -424,6 +426,11 @@ def _is_deque(value: object) -> bool:
 def _of_python(name: str, value: object) -> bool:
     """Whether Python or a library keeps this attribute of a class."""
     return name.startswith("__") and not isinstance(value, types.FunctionType)
+
+
+def _of_logging(name: str, value: object) -> bool:
+    """Whether an attribute connects a logger with all others, which any import may add to."""
+    return name in ("parent", "manager", "handlers", "_cache")
 
 
 def _parts(function: types.FunctionType) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 import random
 import threading
 from collections.abc import Callable
@@ -507,6 +508,25 @@ def test_a_lock_that_another_thread_holds_is_no_state() -> None:
         pool.submit(lock.acquire).result()
         footprint.refuse_change()
         pool.submit(lock.release).result()
+
+
+def test_what_other_loggers_do_is_no_state_and_an_attribute_of_one_is() -> None:
+    """Any import may add a logger to those that all loggers know."""
+    log = logging.getLogger("fedveil.tests.isolation")
+
+    def logs(_: Mixing, x: Tensor) -> Tensor:
+        log.debug("called")
+        return x
+
+    module = Mixing(logs)
+    footprint = Footprint.of(module)
+    logging.getLogger("fedveil.tests.isolation.another")
+    module(torch.ones(2, FEATURES))
+    footprint.refuse_change()
+    log.last = 1.0  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"changes '.*log\.last'"):
+        footprint.refuse_change()
+    del log.last  # type: ignore[attr-defined]
 
 
 def test_state_of_an_evaluation_ends_the_next_round_before_a_client_is_called() -> None:
