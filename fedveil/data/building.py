@@ -255,6 +255,11 @@ def _named(clients: Any) -> np.ndarray:
 
 
 def _inputs(given: Any) -> Tensor:
+    if isinstance(given, Mapping):
+        raise UserError(
+            "from_arrays takes one array of inputs, but inputs is a dictionary. Pack several "
+            "inputs with Examples.of(inputs, labels), and pass them to Dataset (docs/models.md)."
+        )
     found = _tensor(given, "inputs")
     return found if found.dtype == torch.int64 and found.ndim > 1 else found.to(torch.float32)
 

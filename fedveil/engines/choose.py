@@ -115,7 +115,7 @@ class _Trial:
         """The engine of this name, with a suitable group size, on the device of the model."""
         device = self.task.device
         space = room(device)
-        least = 1 + int(SETTING_OUT[name] * PACE[name] / self.products)
+        least = 1 + int(SETTING_OUT[name] * PACE[name] / max(1.0, self.products))
         engine: Engine = LoopEngine(self.task)
         if name == "factored":
             known = self.cost or ForwardCost(1, 1, 0)

@@ -46,6 +46,7 @@ class DenseEngine:
             stacked = stacked or _copies(start, len(group.clients))
             for name, extra in corrections.items():
                 gradients[name] = gradients[name] + extra
+            self.task.refuse_change()
             _walk(stacked, gradients, velocity, start, group, step)
         return DenseUpdates(_differences(stacked, start, len(group.clients)))
 

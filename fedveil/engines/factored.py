@@ -66,6 +66,7 @@ class FactoredEngine:
             width = len(inputs) // len(group.clients)
             seeds = group.seeds(step, width).flatten(0, 1) if drops else None
             self._differentiate(work, pace, inputs, labels, weights, seeds)
+            self.task.refuse_change()
             for layer in work.layers.values():
                 layer.absorb(pace)
             pace.advance()

@@ -30,11 +30,13 @@ CLOSE = 1e-3  # relative difference: engines agree more closely, and mixed batch
 
 
 def refuse_memory(task: Task, engine: Engine, data: Federated) -> None:
-    """Refuse a module that changes any state, or draws random numbers, when it is called.
+    """Refuse a module or loss that changes any state, or draws random numbers, when it is called.
 
     The first calls may fill caches that depend on shapes only; later calls, on other examples, must
-    not change anything. From then on `Task.refuse_side_effects` repeats the check in every round.
+    not change anything. From then on, `Task.refuse_change` repeats the check after every client or
+    step of a group, and `Task.refuse_side_effects` after every round.
     """
+    task.unwatch()
     with one_thread_each():
         for scale in SCALES:
             _call(task, engine, _crowd(data, scale))

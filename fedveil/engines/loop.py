@@ -26,6 +26,7 @@ class LoopEngine:
         rows = x.new_empty(len(group.clients), len(x))
         for client in range(len(group.clients)):
             rows[client] = self._walk(x, group, client)
+            self.task.refuse_change()
         return DenseUpdates(rows)
 
     def _walk(self, x: Tensor, group: Group, client: int) -> Tensor:

@@ -23,14 +23,15 @@ from fedveil.data.fields import Layout
 from fedveil.engines.dropout import Masks, Recorded, example_seeds
 from fedveil.engines.rewriting import FUSED, Rewriting, Unfused
 from fedveil.errors import UserError
-from fedveil.models.contents import Contents
+from fedveil.models.contents import Contents, contents
 from fedveil.models.loss import Loss
-from fedveil.models.losses import as_loss
+from fedveil.models.losses import Own, as_loss
 from fedveil.models.outputs import logits_of
 from fedveil.models.side_effects import Footprint, draws
 from fedveil.threads import one_thread_each
 
 Parameters = dict[str, Tensor]
+Footprints = tuple[Footprint, Footprint]  # of a module and of the loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,12 +43,12 @@ class Task:
     layout: Layout | None = None  # of several inputs
     given: Loss | None = None  # instead of the loss of that name
     dtype: torch.dtype | None = None  # to which numeric inputs are converted
-    contents: Contents | None = None  # of a module that is not fedveil's own, before any call
     shapes: dict[str, torch.Size] = field(init=False)
     loss_of_examples: Loss = field(init=False)
     slope_of_losses: Callable[[Tensor, Tensor, Tensor], Tensor] = field(init=False)
+    contents: Contents | None = field(init=False, default=None)  # of a module not of fedveil's
     _own: threading.local = field(init=False, default_factory=threading.local)
-    _copies: list[tuple[nn.Module, Footprint]] = field(init=False, default_factory=list)
+    _copies: list[tuple[nn.Module, Footprints]] = field(init=False, default_factory=list)
     _witness: list[tuple[Tensor, Examples, Tensor]] = field(init=False, default_factory=list)
     _training: tuple[str, ...] = field(init=False)  # submodules given in training mode
     _dropouts: dict[tuple[object, ...], list[torch.Size]] = field(init=False, default_factory=dict)
@@ -67,6 +68,11 @@ class Task:
         object.__setattr__(self, "loss_of_examples", loss)
         object.__setattr__(self, "slope_of_losses", loss.slope)
         self._own.module = self.module
+
+    def read_contents(self) -> None:
+        """Read what the module holds now, which identifies it."""
+        with self.in_training():
+            object.__setattr__(self, "contents", contents(self.module))
 
     def to(self, device: torch.device) -> Task:
         """The task on a device; itself if it is there already."""
@@ -174,33 +180,63 @@ class Task:
         """
         if not hasattr(self._own, "module"):
             self._own.module = _copied(self.module)
-            self._copies.append((self._own.module, self._footprint(self._own.module)))
+            self._copies.append((self._own.module, self._footprints(self._own.module)))
         module: nn.Module = self._own.module
         named = module.named_parameters()
         return module, {id(leaf): name for name, leaf in named if name in self.shapes}
 
     def watch(self, witness: Examples) -> None:
-        """From now on, `refuse_side_effects` refuses a module whose state changed between calls."""
+        """From now on, state of the module or the loss that has changed between calls is refused.
+
+        `refuse_change` looks for it after every client, `refuse_side_effects` after every round.
+        """
         modules = {id(module): module for module in (self.module, *(m for m, _ in self._copies))}
-        self._copies[:] = [(module, self._footprint(module)) for module in modules.values()]
+        self._copies[:] = [(module, self._footprints(module)) for module in modules.values()]
         x = self.flatten()
         self._witness[:] = [(x, witness, self._answer(self.module, x, witness))]
 
+    def unwatch(self) -> None:
+        """Allow changes, such as of a table that an engine's first call fills."""
+        self._witness.clear()
+
+    def refuse_change(self) -> None:
+        """Raise `UserError` if what this thread's calls can reach is not as it was before them.
+
+        Made between clients, so that state which is reset before the round ends is found too.
+        """
+        module = self._own.module if self._witness else None
+        for one, before in list(self._copies):
+            if one is module:
+                for footprint in before:
+                    footprint.refuse_change(briefly=True)
+
     def refuse_side_effects(self) -> None:
-        """Raise `UserError` if a call has changed the state of any thread's copy of the module.
+        """Raise `UserError` if a call has changed the state of any thread's copy, or of the loss.
 
         Compares the state that Python can reach, and the outputs for examples evaluated before.
         """
         for module, before in list(self._copies):
-            before.refuse_change(module, self._footprint(module))
+            for footprint in before:
+                footprint.refuse_change()
             for x, examples, answer in self._witness:
-                if not torch.equal(self._answer(module, x, examples), answer):
+                if not self._repeats(answer, module, x, examples):
                     raise UserError(
-                        f"The model {type(module).__name__} gives different outputs for the same "
-                        "examples after other calls. It keeps state between calls, which would "
-                        "carry one client's data to others without noise. Use layers that keep no "
-                        "state."
+                        f"{self._title} gives different outputs for the same examples after other "
+                        "calls. It keeps state between calls, which would carry one client's data "
+                        "to others without noise. Use layers that keep no state."
                     )
+
+    def _repeats(self, answer: Tensor, module: nn.Module, x: Tensor, examples: Examples) -> bool:
+        """Whether a module and the loss answer the same again."""
+        try:
+            return torch.equal(self._answer(module, x, examples), answer)
+        except Exception:  # state of another shape, where there was none
+            return False
+
+    @property
+    def _title(self) -> str:
+        model, loss = f"The model {type(self.module).__name__}", self.loss_of_examples
+        return f"{model} with the loss {loss.function}" if isinstance(loss, Own) else model
 
     def _answer(self, module: nn.Module, x: Tensor, examples: Examples) -> Tensor:
         """A module's loss on examples and its gradient, with equal weights, on one thread."""
@@ -216,8 +252,13 @@ class Task:
         numbers = torch.cat([loss.detach().reshape(1), *(part.reshape(-1) for part in slopes)])
         return numbers.nan_to_num()
 
-    def _footprint(self, module: nn.Module) -> Footprint:
-        return Footprint.of(module, self.shapes)
+    def _footprints(self, module: nn.Module) -> Footprints:
+        """Of a thread's copy of the module, and of the loss, which threads share."""
+        loss = self.loss_of_examples
+        known = loss.resolved() if isinstance(loss, Own) else loss
+        name = loss.function if isinstance(loss, Own) else loss.name
+        model = f"The model {type(module).__name__}"
+        return Footprint.of(module, model, self.shapes), Footprint.of(known, f"The loss {name}")
 
     def dropouts(self, shape: torch.Size, dtype: torch.dtype) -> list[torch.Size]:
         """The shape of one example in each call of active dropout; empty if nothing is dropped.

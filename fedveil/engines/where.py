@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from fedveil.models.side_effects import LIBRARIES
+from fedveil.models.references import LIBRARIES
 
 # Messages of torch (by a pattern), what they mean for a model, and what to change.
 KNOWN = (

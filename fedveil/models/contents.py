@@ -16,7 +16,7 @@ import random
 import sys
 import types
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedveil.models.side_effects import SCALARS, Named, installed, module_of, of_library
+from fedveil.models.references import Named, imported, installed, module_of, of_library
+from fedveil.models.side_effects import SCALARS
 
 ALIKE = (  # what they hold decides no function: drawing from the first is refused
     *(random.Random, torch.Generator, np.random.Generator, np.random.RandomState),
@@ -42,7 +43,13 @@ OF_PYTHON = frozenset({  # attributes of a class that Python makes, and annotati
     "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__",
     "__conditional_annotations__", "__orig_bases__", "__parameters__", "__dict__", "__weakref__",
     "__firstlineno__", "__static_attributes__", "__slotnames__", "_abc_impl",
+    # and pydantic, from fields and validators that are read: other ones in every process
+    "__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__",
+    "__pydantic_parent_namespace__", "__pydantic_setattr_handlers__", "__signature__",
 })  # fmt: skip
+CACHES = ("dispatch_cache", "cache_token")  # of functools.singledispatch, filled by calls
+BY_NAME = frozenset({"getattr", "vars"})  # builtins that reach any attribute of what they are given
+BLIND = frozenset({"globals", "eval", "exec", "__import__"})  # that reach any variable or module
 OPERATIONS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 HASHES = ("_original_object_hash",)  # of transformers: of texts, other ones in every process
 HOOKS = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")  # of torch, numbered as they come
@@ -80,6 +87,7 @@ class _Reader:
         self._path: list[str] = []
         self._modules: list[types.ModuleType] = []  # of the user's own code
         self._attributes: set[str] = set()  # that the code names, of whatever object
+        self._by_name = False  # whether the code may use any attribute
 
     def found(self) -> Contents:
         return Contents(self._hash.hexdigest(), tuple(self._unread))
@@ -87,17 +95,19 @@ class _Reader:
     def everything(self, start: object) -> None:
         """An object, and the attributes of the user's modules that any code names."""
         self.read(start)
-        done: set[tuple[int, str]] = set()
-        while named := self._in_modules() - done:
+        done: set[tuple[str, str]] = set()
+        while named := self._in_modules().keys() - done:
             done |= named
-            for place, name in sorted(named):
-                self._entry(name, vars(self._modules[place])[name])
+            found = self._in_modules()
+            for module, name in sorted(named):
+                self._entry(f"{module}.{name}", found[module, name])
 
-    def _in_modules(self) -> set[tuple[int, str]]:
+    def _in_modules(self) -> dict[tuple[str, str], object]:
         return {
-            (place, name)
-            for place, module in enumerate(self._modules)
-            for name in self._attributes & vars(module).keys()
+            (module.__name__, name): value
+            for module in self._modules
+            for name, value in dict(vars(module)).items()
+            if name in self._attributes or (self._by_name and not name.startswith("__"))
         }
 
     def read(self, value: Any) -> None:
@@ -120,7 +130,7 @@ class _Reader:
     def _first(self, value: Any) -> None:
         """A value that was not read before."""
         if isinstance(value, Tensor | np.ndarray):
-            self._numbers(value)
+            self._array(value)
         elif isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
             self._write(value.save_to_buffer({}))
         elif isinstance(value, nn.Module):
@@ -131,6 +141,8 @@ class _Reader:
             self._class(value)
         elif isinstance(value, types.FunctionType):
             self._function(value)
+        elif isinstance(value, types.CodeType):
+            self._code(value)
         elif isinstance(value, types.ModuleType):
             self._write(value.__name__)
             if not installed(value):
@@ -142,6 +154,8 @@ class _Reader:
         """Another object; of wrappers around functions and objects, what they wrap."""
         if isinstance(value, OPERATIONS):
             self._write(str(value))
+        elif isinstance(value, np.ufunc) and not _of_numpy(value):
+            self._opaque(value)
         elif isinstance(value, NAMED):
             self._write(f"{getattr(value, '__module__', '')}.{_qualname(value)}")
             owner = getattr(value, "__self__", None)
@@ -163,7 +177,9 @@ class _Reader:
 
     def _entry(self, name: str, value: object) -> None:
         self._write(name)
-        if name not in HASHES:
+        if name == "cls_ref" and isinstance(value, str):  # of pydantic: a name and an address
+            self._write(value.rpartition(":")[0] or value)
+        elif name not in HASHES:
             self._path.append(name)
             self.read(value)
             self._path.pop()
@@ -177,23 +193,47 @@ class _Reader:
         """The items in the order of their digests: that of a set is another in every process."""
         found = []
         for value in values:
-            reader = _Reader(dict(self._places))
-            reader.everything(value)
+            reader = self._beside()
+            reader.read(value)
             found.append(reader.found())
+            self._by_name |= reader._by_name
         self._items(tuple(sorted(one.digest for one in found)))
         self._unread += sorted(place for one in found for place in one.unread)
 
+    def _beside(self) -> _Reader:
+        """A reader of an item, which finds modules and names for this one."""
+        reader = _Reader(dict(self._places))
+        reader._modules, reader._attributes = self._modules, self._attributes
+        return reader
+
     def _container(self, values: Any) -> None:
         self.read(type(values))
+        if isinstance(values, deque):
+            self.read(values.maxlen)
+        if isinstance(values, defaultdict):
+            self.read(values.default_factory)
         if isinstance(values, Mapping):
-            self._write(str(len(values)))
-            for key, value in values.items():
+            try:
+                items = list(values.items())
+            except Exception:  # a user's own mapping may raise anything
+                self._opaque(values)
+                return
+            self._write(str(len(items)))
+            for key, value in items:
                 self.read(key)
                 self._entry(str(key) if type(key) in SCALARS else "", value)
         else:
             self._items(values)
         for name, value in _attributes(values):
             self._entry(name, value)
+
+    def _array(self, value: Tensor | np.ndarray) -> None:
+        """The numbers, and the attributes that Python code has added."""
+        self._numbers(value)
+        if not installed(type(value)):
+            self.read(type(value))
+        for name, held in _attributes(value):
+            self._entry(name, held)
 
     def _numbers(self, value: Tensor | np.ndarray) -> None:
         """The type, the shape and every bit."""
@@ -222,6 +262,8 @@ class _Reader:
     def _class(self, kind: type) -> None:
         """By its name; the user's own also by everything that it defines."""
         self._write(_name(kind))
+        if type(kind) is not type:
+            self.read(type(kind))
         if installed(kind):
             self._write(_source(kind))
             return
@@ -233,7 +275,9 @@ class _Reader:
     def _function(self, function: types.FunctionType) -> None:
         """By name, closure and defaults; the user's own also by code and the globals it names."""
         self._write(f"{function.__globals__.get('__name__')}.{function.__qualname__}")
-        self._items(function.__closure__ or ())
+        names = function.__code__.co_freevars
+        cells = zip(names, function.__closure__ or (), strict=True)
+        self._items([cell for name, cell in cells if name not in CACHES])
         self.read(function.__defaults__)
         self.read(function.__kwdefaults__)
         if installed(function):
@@ -243,10 +287,16 @@ class _Reader:
         self._code(function.__code__)
         named = Named.by(function.__code__)
         self._attributes |= named.attributes
+        self._unnamed(named.variables - function.__globals__.keys())
         for name in sorted(named.variables & function.__globals__.keys()):
             self._entry(name, function.__globals__[name])
-        for name in sorted(named.imports & sys.modules.keys()):
-            self._entry(name, sys.modules[name])
+        for module in imported(function):
+            self._entry(module.__name__, module)
+
+    def _unnamed(self, builtins: frozenset[str]) -> None:
+        """Functions of Python by which code reaches what it does not name."""
+        self._by_name |= bool(builtins & BY_NAME)
+        self._unread += [f"'{name}()' (builtin function)" for name in sorted(builtins & BLIND)]
 
     def _code(self, code: types.CodeType) -> None:
         names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -269,10 +319,12 @@ class _Reader:
     def _other(self, value: Any) -> None:
         """By its attributes and as it would be pickled."""
         self.read(type(value))
-        attributes = [] if installed(type(value)) else list(_attributes(value))
+        parts = _pickled(value)
+        named = parts is not None and isinstance(parts[0], str)  # as the variable of a module
+        other = installed(type(value)) and not (named and not installed(value))
+        attributes = [] if other else list(_attributes(value))
         for name, held in attributes:
             self._entry(name, held)
-        parts = _pickled(value)
         if parts is not None:
             self._items(parts)
         elif not attributes:
@@ -312,6 +364,12 @@ def _digest_of(file: str) -> str:
     path = Path(file)
     readable = path.suffix == ".py" and path.is_file()
     return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if readable else ""
+
+
+def _of_numpy(function: np.ufunc) -> bool:
+    """Whether it is a function of NumPy or SciPy, and not made of one in Python."""
+    places = (sys.modules.get(name) for name in ("numpy", "scipy.special"))
+    return any(getattr(place, function.__name__, None) is function for place in places)
 
 
 def _qualname(value: object) -> str:

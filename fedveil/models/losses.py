@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedveil.data.federated import IGNORED
 from fedveil.errors import UserError, unknown
 from fedveil.models.loss import (
     Binary,
@@ -71,7 +72,8 @@ class Own(Loss):
     @classmethod
     def wrapping(cls, function: Function, of: Target) -> Own:
         """A function that is given as an object."""
-        module, name = (getattr(function, n, "?") for n in ("__module__", "__qualname__"))
+        names = ("__module__", "__qualname__")
+        module, name = (getattr(function, n, getattr(type(function), n)) for n in names)
         made = cls(f"{module}:{name}", of)
         object.__setattr__(made, "call", function)
         return made
@@ -142,9 +144,28 @@ def as_loss(given: str | Loss | Function, of: Target) -> Loss:
     """A loss, a text that describes one, or the user's own function of targets of this kind."""
     if isinstance(given, Loss):
         return given
+    if isinstance(given, nn.CrossEntropyLoss | nn.NLLLoss):
+        _refuse_mean_of_weights(given)
+    if type(given) is nn.CrossEntropyLoss and of == "class" and given.weight is None:
+        ignored = None if given.ignore_index == IGNORED else given.ignore_index
+        return CrossEntropy(ignore=ignored, smoothing=given.label_smoothing)
     if callable(given) and not isinstance(given, type):
         return Own.wrapping(given, of)
     return loss_named(given, of)  # type: ignore[arg-type]  # it refuses everything else
+
+
+def _refuse_mean_of_weights(given: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
+    """Refuse weights that cancel: torch divides by the weight of the example itself."""
+    if given.weight is not None and given.reduction == "mean":
+        instead = ""
+        if isinstance(given, nn.CrossEntropyLoss):
+            weights = [round(float(weight), 6) for weight in given.weight]
+            instead = f", or use loss='cross_entropy(weights={weights})'"
+        raise UserError(
+            f"{type(given).__name__} divides by the sum of the weights. A loss is computed for one "
+            "example at a time, so its weight would cancel. "
+            f"Pass reduction='none'{instead}."
+        )
 
 
 def target_of(text: str) -> Target:

@@ -298,7 +298,8 @@ def _warnings(
 def with_loss(data: Federated, loss: str | Loss | Function | None) -> tuple[Federated, Loss]:
     """The data with this loss instead of their own, if it fits their targets."""
     whole = data.labels.dtype.is_floating_point is False
-    known = as_loss(data.loss if loss is None else loss, "class" if whole else "number")
+    target = "class" if whole else target_of(data.loss)
+    known = as_loss(data.loss if loss is None else loss, target)
     if (known.target == "class") != whole:
         kind = "classes" if whole else "numbers"
         fitting = [name for name, one in LOSSES.items() if (one.target == "class") == whole]
@@ -330,8 +331,10 @@ def make_task(model: str | nn.Module, data: Federated, seed: int, loss: Loss | N
     refuse_unfit(module)
     refuse_parameters_of_others(module)
     own = isinstance(model, str) and ":" not in model
-    task = Task(module, data.loss, data.layout, loss, contents=None if own else contents(module))
+    task = Task(module, data.loss, data.layout, loss)
     _check_fit(task, data)
+    if not own:  # after a first call, which fills what later calls would find
+        task.read_contents()
     return task
 
 
@@ -366,6 +369,7 @@ def choose_engine(
 ) -> EngineChoice:
     """The requested engine, or the fastest one, after testing the module for hidden state."""
     refuse_memory(task, PlacedEngine.on(LoopEngine(task), task.device), data)
+    task.unwatch()
     choice = choose(engine, task, data, local, participants, rounds=rounds)
     refuse_memory(task, choice.engine, data)
     return choice

@@ -335,6 +335,7 @@ def local_work(recipe: Recipe, data: Federated) -> tuple[Federated, Local, float
 
 def simulated(training: Training) -> tuple[State, Info]:
     """One round of the loop with simulated clients."""
+    training.task.refuse_change()  # by an evaluation, which would carry test examples to clients
     with refusing_randomness(training.task.module):
         played = run_round(
             training.recipe, training.state, training.data, training.engine, training.key,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fedveil.engines import isolation as trying
 from fedveil.engines import task as tasks
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.factored import FactoredEngine
+from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
 from fedveil.errors import UserError
 from fedveil.models import side_effects
@@ -58,20 +60,66 @@ def check_refused(kind: str) -> None:
     raise AssertionError(f"a module with {kind} was accepted")
 
 
-def check_rare_state() -> None:
+def note(module: nn.Module) -> None:
+    module.seen = True
+
+
+def trade(module: nn.Module) -> None:
+    """Write where neither the version nor the sum of a tensor shows it."""
+    module.large.data[:2] = torch.tensor([1.0, 0.0])  # before: 0 and 1
+
+
+def check_rare_state(write: Callable[[nn.Module], None]) -> None:
     """State that only rare data write ends the round."""
 
     def rarely(module: Mixing, x: Tensor) -> Tensor:
         if float(x.abs().max()) == 77.0:
-            module.seen = True
+            write(module)
         return x
 
-    run = preparing.prepare(RECIPE, people(outlier=77.0), Mixing(rarely), 2, engine="loop")
+    module = Mixing(rarely)
+    module.large = torch.arange(float(side_effects.FEW))
+    run = preparing.prepare(RECIPE, people(outlier=77.0), module, 2, engine="loop")
     try:
         run.step()
     except UserError:
         return
     raise AssertionError("a round was released although the module kept something of a client")
+
+
+def check_resetting(kind: str) -> None:
+    """State that only rare data write ends the round, also if it is reset within it."""
+    isolation.SKIPS[0] = 0
+    skip = isolation.RESETTING[kind]()
+    module = Mixing(lambda _, x: x * skip(x))
+    run = preparing.prepare(RECIPE, people(outlier=77.0), module, 2, engine="loop")
+    try:
+        run.step()
+    except UserError:
+        return
+    raise AssertionError("a round was released although a client changed the ones after it")
+
+
+def check_loss() -> None:
+    """A loss that keeps something is refused, also where no number is compared."""
+    loss = isolation.SkippingLoss()
+    try:
+        preparing.prepare(RECIPE, people(), nn.Linear(4, 3), 2, loss=loss, noise="secure")
+    except UserError as refused:
+        if "The loss" in str(refused):
+            return
+    raise AssertionError("a loss that keeps something was accepted")
+
+
+def check_evaluated() -> None:
+    isolation.test_state_of_an_evaluation_ends_the_next_round_before_a_client_is_called()
+
+
+def check_steps(engine: str) -> None:
+    try:
+        isolation.test_state_that_is_reset_between_the_steps_of_a_group_is_found(engine)
+    except pytest.fail.Exception as failure:
+        raise AssertionError(failure.msg) from None
 
 
 def check_first_batch() -> None:
@@ -147,13 +195,13 @@ MUTATIONS = [
     ),
     Mutation(
         "closures are not looked into",
-        returning(side_effects._Walk, "_cell", lambda self, path, cell: iter(())),
+        returning(side_effects, "_parts", lambda function: {}),
         "check_refused",
         lambda: check_refused("iterator in a closure"),
     ),
     Mutation(
         "globals are not looked at",
-        line(side_effects._Walk, "_function", ("if name in function.__globals__", "if False")),
+        line(side_effects._Walk, "_function", ("if name in space", "if False")),
         "check_refused",
         lambda: check_refused("global"),
     ),
@@ -243,7 +291,49 @@ MUTATIONS = [
         "state is looked for before the run only",
         line(training, "simulated", ("training.task.refuse_side_effects()", "pass")),
         "check_rare_state",
-        check_rare_state,
+        lambda: check_rare_state(trade),
+    ),
+    Mutation(
+        "state is looked for after the round only, and not in attributes",
+        line(side_effects._Walk, "_module", ("partial(vars, module)", "dict")),
+        "check_rare_state",
+        lambda: check_rare_state(note),
+    ),
+    Mutation(
+        "state of an evaluation is not looked for",
+        line(training, "simulated", ("training.task.refuse_change()", "pass")),
+        "check_evaluated",
+        check_evaluated,
+    ),
+    Mutation(
+        "state is not looked for between clients",
+        line(LoopEngine, "updates", ("self.task.refuse_change()", "pass")),
+        "check_resetting",
+        lambda: check_resetting("attribute"),
+    ),
+    Mutation(
+        "the sum of a large tensor is not compared between clients",
+        returning(side_effects, "_sum", lambda numbers: None),
+        "check_resetting",
+        lambda: check_resetting("numbers of a large tensor"),
+    ),
+    Mutation(
+        "objects with another identity count as the same",
+        line(side_effects, "alike", ("return isinstance(now, SCALARS) and", "return True or")),
+        "check_loss",
+        check_loss,
+    ),
+    Mutation(
+        "a loss has no footprint",
+        line(Task, "_footprints", ("Footprint.of(known,", "Footprint.of(None,")),
+        "check_loss",
+        check_loss,
+    ),
+    Mutation(
+        "state is not looked for between the steps of a group",
+        line(DenseEngine, "updates", ("self.task.refuse_change()", "pass")),
+        "check_steps",
+        lambda: check_steps("dense"),
     ),
     Mutation(
         "the chosen engine in a run's spec",

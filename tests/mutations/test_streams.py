@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fedveil import loop
-from fedveil.models import contents
+from fedveil.models import contents, references
 from fedveil.random import samplers, streams
 from fedveil.testing.recipes import check_streams
 from fedveil.training import prepare
 from tests.contracts.examples import PRIVATE
-from tests.mutations.making import Mutation, line, mutate, named, require_caught
+from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
 from tests.statistics.random import test_samplers as drawn
 from tests.unit.models import test_contents as held
 from tests.unit.models import test_losses as losses
@@ -79,10 +79,14 @@ def check_unread() -> None:
         raise AssertionError(failure.msg) from None
 
 
+def check_contents(kind: str) -> None:
+    held.test_modules_that_differ_have_other_contents_and_equal_ones_the_same(kind)
+
+
 MUTATIONS = [
     Mutation(
         "a user's module by its text and its outputs only",
-        line(prepare, "make_task", ("None if own else contents(module)", "None")),
+        line(prepare, "make_task", ("task.read_contents()", "pass")),
         "test_models_that_differ_in_an_attribute_do_not_share_noise",
         prepared.test_models_that_differ_in_an_attribute_do_not_share_noise,
     ),
@@ -106,6 +110,44 @@ MUTATIONS = [
         lambda: held.test_modules_that_differ_have_other_contents_and_equal_ones_the_same(
             "which of two equal objects"
         ),
+    ),
+    Mutation(
+        "a cached function by its name",
+        line(contents._Reader, "_other", ("named and not installed(value)", "False")),
+        "a cached function",
+        lambda: check_contents("a cached function"),
+    ),
+    Mutation(
+        "a class by the module that it names",
+        returning(references, "_found", lambda thing: True),
+        "a class made of a user's",
+        lambda: check_contents("a class made of a user's"),
+    ),
+    Mutation(
+        "a tensor by its numbers",
+        returning(contents._Reader, "_array", contents._Reader._numbers),
+        "an attribute of a buffer",
+        lambda: check_contents("an attribute of a buffer"),
+    ),
+    Mutation(
+        "a dictionary without what it makes of missing keys",
+        line(contents._Reader, "_container", ("self.read(values.default_factory)", "pass")),
+        "what a dictionary makes of missing keys",
+        lambda: check_contents("what a dictionary makes of missing keys"),
+    ),
+    Mutation(
+        "code by the names in it, also where it computes names",
+        returning(contents, "BY_NAME", frozenset()),
+        "test_attributes_by_a_name_that_is_computed_belong_to_the_code",
+        patched(held.test_attributes_by_a_name_that_is_computed_belong_to_the_code),
+    ),
+    Mutation(
+        "names in a set of functions for that set only",
+        line(contents._Reader, "_beside", (
+            "reader._modules, reader._attributes = self._modules, self._attributes", "pass"
+        )),
+        "test_functions_in_a_set_name_values_too",
+        patched(held.test_functions_in_a_set_name_values_too),
     ),
     Mutation(
         "seeded noise for a module that cannot be read",

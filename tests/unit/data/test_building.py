@@ -18,6 +18,7 @@ from fedveil.data.encoding import TableEncoder
 from fedveil.data.frames import as_frame
 from fedveil.data.sources.benchmarks import from_groups, load_leaf
 from fedveil.data.table import load_table
+from fedveil.errors import UserError
 from fedveil.training.settings import DataSettings
 from fedveil.training.sources import load_data
 
@@ -234,3 +235,10 @@ def test_a_table_of_images(tmp_path: Path) -> None:
     both = DataSettings(path=tmp_path / "labels.csv", image="file", drop=("who",), **given)
     with pytest.raises(fv.UserError, match="drop does not apply to a table of images"):
         load_data(both)
+
+
+def test_several_inputs_are_not_arrays() -> None:
+    """The message names what takes them, and not torch's types."""
+    ids = np.zeros((4, 3), dtype=np.int64)
+    with pytest.raises(UserError, match=r"Pack several inputs with Examples\.of\(inputs, labels\)"):
+        fv.Federated.from_arrays({"ids": ids}, [0, 1, 0, 1], [0, 0, 1, 1])

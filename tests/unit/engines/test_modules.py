@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+import fedveil as fv
 from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
@@ -301,3 +302,22 @@ def test_an_encoder_with_padding_is_served_by_the_factored_engine() -> None:
     given = Padded()
     assert prepare(RECIPE, tokens(), given, 2).engine.name == "factored"
     assert given.encoder.use_nested_tensor
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop", "dense", "factored"])
+def test_a_model_without_products_of_matrices_has_an_engine(engine: str) -> None:
+    """Before, the estimate of its cost was 0, by which group sizes are divided."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            total = (x * self.scale).sum(1)
+            return torch.stack([total, -total], 1)
+
+    inputs, labels = torch.rand(8, 4), torch.tensor([0, 1] * 4)
+    data = fv.Federated.from_arrays(inputs, labels, [0, 0, 1, 1, 2, 2, 3, 3])
+    recipe = algorithms.dp_fedavg(rate=1.0, noise_multiplier=1.0)
+    assert prepare(recipe, data, Scaled(), rounds=1, engine=engine).engine.name

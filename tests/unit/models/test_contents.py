@@ -12,8 +12,9 @@ import sys
 import threading
 import types
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from fedveil.models import side_effects
+from fedveil.models import references
 from fedveil.models.contents import _digest_of as read_again
 from fedveil.models.contents import contents
 
@@ -43,6 +44,7 @@ class Net(nn.Module):
         nn.init.ones_(self.layer.weight)
         nn.init.zeros_(self.layer.bias)
         self.before = before
+        self.offset = nn.Parameter(torch.zeros(2))
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -141,6 +143,52 @@ def scripted(limit: float) -> Any:
     return Net(torch.jit.CompilationUnit(source).function)
 
 
+def cached(limit: float) -> Net:
+    """It is pickled by its name."""
+    space: dict[str, Any] = {"functools": functools, "__name__": "own"}
+    exec(f"@functools.cache\ndef cap():\n    return {limit}", space)
+    return Net(space["cap"])
+
+
+def limited(limit: float) -> type[Net]:
+    class Limited(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.clamp(max=limit))
+
+    return Limited
+
+
+def parametrized(limit: float) -> Net:
+    """torch makes a class of the module's, with a name of torch's."""
+    net = limited(limit)()
+    nn.utils.parametrize.register_parametrization(net.layer, "weight", nn.Identity())
+    nn.utils.parametrize.register_parametrization(net, "offset", nn.Identity())
+    return net
+
+
+class Table(Tensor):
+    """A tensor with attributes."""
+
+
+class Column(np.ndarray):
+    """An array with attributes."""
+
+
+def noted(numbers: Any, limit: float) -> Any:
+    numbers.limit = limit
+    return numbers
+
+
+def noted_buffer(limit: float) -> Net:
+    net = Net()
+    net.register_buffer("table", noted(torch.ones(2), limit))
+    return net
+
+
+def meta(limit: float) -> type:
+    return type("Meta", (type,), {"limit": property(lambda _: limit), "__module__": "own"})
+
+
 KINDS: dict[str, Callable[[float], Any]] = {
     "an attribute": lambda limit: Net(limit=limit),
     "a list": lambda limit: Net(sizes=[1, limit]),
@@ -189,6 +237,25 @@ KINDS: dict[str, Callable[[float], Any]] = {
         )
     ),
     "a scripted function": scripted,
+    "a cached function": cached,
+    "a class made of a user's": lambda limit: types.new_class("Made", (limited(limit),))(),
+    "a class with a parametrization": parametrized,
+    "a data class made by a function": lambda limit: Net(
+        config=make_dataclass("Made", ["x"], namespace={"limit": limit})(1)
+    ),
+    "a metaclass": lambda limit: Net(kind=meta(limit)("Kind", (), {"__module__": "own"})),
+    "what a dictionary makes of missing keys": lambda limit: Net(
+        caps=defaultdict(functools.partial(float, limit))
+    ),
+    "the length of a queue": lambda limit: Net(seen=deque([1], maxlen=int(limit))),
+    "an attribute of a tensor": lambda limit: Net(table=noted(torch.ones(2), limit)),
+    "an attribute of a buffer": lambda limit: noted_buffer(limit),
+    "an attribute of a tensor of a class of one's own": lambda limit: Net(
+        table=noted(torch.ones(2).as_subclass(Table), limit)
+    ),
+    "an attribute of an array": lambda limit: Net(table=noted(np.ones(2).view(Column), limit)),
+    "a masked array": lambda limit: Net(table=np.ma.array([1.0, 2.0], mask=[limit == 3.0, False])),
+    "a dispatching function": lambda limit: Net(functools.singledispatch(clamped(limit))),
 }
 
 
@@ -233,6 +300,121 @@ def test_values_that_code_names_belong_to_it(monkeypatch: pytest.MonkeyPatch) ->
         assert contents(function) != was
 
 
+def test_functions_in_a_set_name_values_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a module that another function has named before."""
+    net = Net(lambda x: x * own_module.scale, kinds={lambda x: x.clamp(max=own_module.limit)})
+    monkeypatch.setattr(own_module, "scale", 1.0, raising=False)
+    monkeypatch.setattr(own_module, "limit", 3.0, raising=False)
+    before = contents(net)
+    monkeypatch.setattr(own_module, "limit", 5.0)
+    assert contents(net) != before
+
+
+def test_attributes_by_a_name_that_is_computed_belong_to_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_module, "limit", 3.0, raising=False)
+    known = (
+        lambda x: x.clamp(max=getattr(own_module, "lim" + "it")),
+        lambda x: x.clamp(max=vars(own_module)["lim" + "it"]),
+    )
+    before = [contents(function) for function in known]
+    monkeypatch.setattr(own_module, "limit", 5.0)
+    for function, was in zip(known, before, strict=True):
+        assert contents(function).digest != was.digest
+        assert not was.unread
+
+
+def test_code_that_reaches_any_variable_cannot_be_read() -> None:
+    found = contents(lambda x: x.clamp(max=globals()["LIMIT"]))
+    assert found.unread == ("'globals()' (builtin function)",)
+
+
+def test_a_function_of_numpy_s_that_is_made_of_one_in_python_cannot_be_read() -> None:
+    assert contents(Net(np.frompyfunc(abs, 1, 1))).unread == ("'before' (ufunc)",)
+    assert not contents(Net(np.exp)).unread
+
+
+def test_a_mapping_that_raises_cannot_be_read() -> None:
+    class Lazy(dict[str, float]):
+        def items(self) -> Any:
+            raise ValueError("not installed")
+
+    assert contents(Net(names=Lazy(a=1.0))).unread == ("'names' (Lazy)",)
+
+
+IMPORTS = {
+    "import": "import project_caps\n        cap = project_caps.CAP",
+    "import of a part": "import project.caps\n        cap = project.caps.CAP",
+    "from": "from project.caps import CAP as cap",
+    "from a package": "from project import caps\n        cap = caps.CAP",
+    "relative": "from .caps import CAP as cap",
+    "relative to a package": "from . import caps\n        cap = caps.CAP",
+}
+
+
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.invalidate_caches()
+    for name in [each for each in sys.modules if each.partition(".")[0].startswith("project")]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("kind", IMPORTS)
+def test_what_a_function_imports_when_it_is_called_belongs_to_it(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it was called before or not."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    text = f"class Net:\n    def forward(self, x):\n        {IMPORTS[kind]}\n        return cap"
+    (folder / "net.py").write_text(text)
+    found = []
+    for cap in (3.0, 3.0, 5.0):
+        for place in (folder / "caps.py", tmp_path / "project_caps.py"):
+            place.write_text(f"CAP = {cap}")
+        forget(monkeypatch)
+        net = importlib.import_module("project.net").Net()
+        found.append(contents(net))
+        assert net.forward(0) == cap
+        assert contents(net) == found[-1]
+    forget(monkeypatch)
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_user_s_module_with_the_name_of_one_of_python_s_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = []
+    for cap in (3.0, 5.0):
+        (tmp_path / "this.py").write_text(f"CAP = {cap}\ndef function(x):\n    return x * CAP\n")
+        monkeypatch.delitem(sys.modules, "this", raising=False)
+        importlib.invalidate_caches()
+        found.append(contents(importlib.import_module("this").function))
+    monkeypatch.delitem(sys.modules, "this")
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize("place", ["lib/python3/dist-packages", "target"])
+def test_a_package_is_installed_wherever_its_files_lie(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder of the user, of the system, or that pip was told."""
+    folder = tmp_path / place
+    (folder / "some-1.0.dist-info").mkdir(parents=True)
+    (folder / "some_package.py").write_text("class Layer:\n    pass\n")
+    monkeypatch.syspath_prepend(folder)
+    importlib.invalidate_caches()
+    module = importlib.import_module("some_package")
+    assert references.installed(module)
+    assert references.installed(module.Layer)
+    assert not references.installed(Net)
+
+
 def test_constants_of_inner_functions_belong_to_the_code() -> None:
     def made(source: str) -> Callable[[Tensor], Tensor]:
         found: dict[str, Any] = {"__name__": "own"}
@@ -249,7 +431,7 @@ def test_code_of_an_installed_package_belongs_to_it_by_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another version of the package is another model; what the file imports is not read."""
-    monkeypatch.setattr(side_effects, "INSTALLED", (str(tmp_path),))
+    monkeypatch.setattr(references, "INSTALLED", (str(tmp_path),))
     found = []
     for factor in (2, 2, 3):
         (tmp_path / "installed_layers.py").write_text(f"def function(x):\n    return x * {factor}")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
@@ -169,6 +169,34 @@ def test_all_engines_agree(text: str) -> None:
     assert found[0].norm() > 0.01
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(found[2], found[0], atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss])
+def test_weights_that_would_cancel_are_refused(kind: type[nn.Module]) -> None:
+    """torch divides by the weight of the only example. Before, they had no effect."""
+    weights = torch.tensor([1.0, 20.0, 1.0])
+    with pytest.raises(UserError, match="divides by the sum of the weights"):
+        as_loss(kind(weight=weights), "class")
+    loss = as_loss(kind(weight=weights, reduction="none"), "class")
+    outputs, labels = torch.randn(4, 3).log_softmax(-1), torch.tensor([0, 1, 2, 1])
+    wanted = kind(weight=weights, reduction="none")(outputs, labels)
+    torch.testing.assert_close(loss(outputs, labels), wanted)
+
+
+def test_torch_s_cross_entropy_is_the_one_by_name() -> None:
+    """So that positions that do not count give 0 and not NaN."""
+    known = as_loss(nn.CrossEntropyLoss(ignore_index=2, label_smoothing=0.1), "class")
+    assert known == loss_named("cross_entropy(ignore=2, smoothing=0.1)")
+    assert as_loss(nn.CrossEntropyLoss(), "class") == loss_named("cross_entropy")
+
+
+def test_a_loss_of_one_s_own_has_the_targets_of_the_data() -> None:
+    data = people("label")
+    training = prepare(
+        algorithms.fedavg(), data, nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), rounds=1,
+        loss=nn.BCEWithLogitsLoss(), metric="auc",
+    )  # fmt: skip
+    assert training.task.loss_of_examples.target == "label"
 
 
 def test_a_loss_of_the_user_s_own_sees_one_example_at_a_time() -> None:
