@@ -124,12 +124,17 @@ class Statement:
         yield "Not covered", _sentences(self._not_covered())
 
     def _other_views(self) -> str:
-        """The views other than the recipe's. Views without a guarantee share their reason."""
+        """The views other than the recipe's. Views without a guarantee share their reason.
+
+        A large δ is warned of once: beside the recipe's own guarantee, if it has one.
+        """
         told: dict[str, list[str]] = {}
-        for one in self.guarantees:
-            if one.view != self.recipe.view:
-                told.setdefault(_line(one), []).append(one.view)
-        return " ".join(f"{' and '.join(views)}: {line}" for line, views in told.items())
+        others = [one for one in self.guarantees if one.view != self.recipe.view]
+        for one in others:
+            told.setdefault(_line(one), []).append(one.view)
+        large = not self.main.private and any(one.private for one in others)
+        lines = " ".join(f"{' and '.join(views)}: {line}" for line, views in told.items())
+        return f"{self.main.warning() if large else ''}{lines}"
 
     def text(self) -> str:
         """The statement as a page of plain text."""

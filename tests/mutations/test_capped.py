@@ -181,7 +181,9 @@ MUTATIONS = [
     ),
     Mutation(
         "the statement names Rényi divergences alone for whole-number noise",
-        returning(statement, "_accountant", lambda: "Rényi divergences for other discrete noise."),
+        returning(
+            statement.Statement, "_accounting", lambda self: "Rényi divergences for other noise."
+        ),
         "test_the_accountant_is_named_for_every_kind_of_noise",
         test_statement.test_the_accountant_is_named_for_every_kind_of_noise,
     ),

@@ -311,7 +311,7 @@ MUTATIONS = [
     ),
     Mutation(
         "δ of 1/n and more unremarked",
-        returning(Guarantee, "remark", lambda self: ""),
+        returning(Guarantee, "warning", lambda self: ""),
         "check_remark",
         on(check_remark, SERVER),
     ),

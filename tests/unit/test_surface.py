@@ -41,6 +41,7 @@ NAMES_OF_CODE = {
     "fedveil/testing/__init__.py",  # its own modules
     "fedveil/privacy/__init__.py",  # its own command, for `fv.privacy(…)`
     "fedveil/serialization/imports.py",  # package.module:name of a model, an algorithm or a part
+    "fedveil/models/references.py",  # what the code of a user's model imports when it is called
     "fedveil/commands/audit.py",  # the adapter that `fedveil conform` is given, also as a file
 }
 IMPORTERS = ("import_module", "spec_from_file_location", "exec_module")

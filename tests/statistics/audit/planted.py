@@ -295,7 +295,7 @@ LISTED = [
         "δ of 1/n and more unremarked",
         CLIPPED,
         check_remark,
-        returning(Guarantee, "remark", lambda self: ""),
+        returning(Guarantee, "warning", lambda self: ""),
     ),
     Planted("reused noise", replace(CLIPPED, noise=Reused(1.0)), check_fresh_noise),
     Planted(
