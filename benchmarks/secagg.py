@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES256
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from fedveil.federation.secagg.aggregator import Aggregator
-from fedveil.federation.secagg.member import Member
+from fedveil.federation.secagg.member import SecureMember
 from fedveil.federation.secagg.primitives import CHUNK, ZEROS, Identity, words
 from fedveil.federation.secagg.terms import RoundContext, SecAggTerms, least_threshold
 
@@ -53,7 +53,7 @@ def round_cost(clients: int, dim: int, lost: int) -> Cost:
     identities = {client: Identity(draw(32)) for client in range(clients)}
     roster = {client: identity.public for client, identity in identities.items()}
     members = {
-        client: Member(client, identity, roster, AGREEMENT, OPENING, agreed)
+        client: SecureMember(client, identity, roster, AGREEMENT, OPENING, agreed)
         for client, identity in identities.items()
     }
     levels = np.random.default_rng(0).integers(-1000, 1000, dim)

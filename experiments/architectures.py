@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 import fedveil as fv
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.dense import DenseEngine
-from fedveil.engines.dropout import Coins
+from fedveil.engines.dropout import DropoutStreams
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
@@ -187,7 +187,7 @@ def measure(engine: Engine, task: Task, data: Federated) -> Measured:
     """The clients' updates, and the time for their norms and their sum; dropout is on."""
     plan = SGD(Constant(0.1), steps=STEPS).plan(data.sizes, 0, np.random.default_rng(0))
     clients = np.arange(CLIENTS)
-    group, x = Group(data, clients, plan, Coins(0, 0, clients)), task.flatten()
+    group, x = Group(data, clients, plan, DropoutStreams(0, 0, clients)), task.flatten()
     scale = torch.ones(CLIENTS, dtype=torch.float64)
 
     def work() -> None:

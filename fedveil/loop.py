@@ -36,7 +36,7 @@ from fedveil.engines.asking import (
     workers_of,
 )
 from fedveil.engines.bounding import bounded_rows, by_rows, quantized_row, scales_of
-from fedveil.engines.dropout import Coins
+from fedveil.engines.dropout import DropoutStreams
 from fedveil.engines.processes import ALONE, Team
 from fedveil.engines.seen import Seen, direction
 from fedveil.engines.totals import Measured, Total
@@ -310,7 +310,7 @@ def client_message(
     work = _Work(recipe, bound, limits, state, engine, key, None)
     alone, named = np.array([0]), np.array([client])
     plan = local_plan(recipe.local, data, alone, state.round, key, named)
-    group = Group(data, alone, plan, Coins(key, state.round, named))
+    group = Group(data, alone, plan, DropoutStreams(key, state.round, named))
     before = None if remembered is None else remembered[None]
     with one_thread_each():  # as in a simulation, whose last bits depend on it
         own = work.updates(group, before).rows()
@@ -394,7 +394,7 @@ def sum_of_messages(
         start, stop = mine.start + share.start, mine.start + share.stop
         clients = workers[start:stop]
         plan = local_plan(recipe.local, data, clients, state.round, key)
-        group = Group(data, clients, plan, Coins(key, state.round, clients))
+        group = Group(data, clients, plan, DropoutStreams(key, state.round, clients))
         return work.messages(group, torch.from_numpy(sends[start:stop]))
 
     count = mine.stop - mine.start

@@ -20,10 +20,10 @@ from fedveil.accounting.losses import (
     Aside,
     Best,
     GaussianMixture,
-    Loss,
+    InfiniteLoss,
+    PrivacyLoss,
     Renyi,
     Rounded,
-    Unbounded,
     Weighted,
     Worst,
 )
@@ -138,7 +138,7 @@ def check_epsilon(epsilon: float) -> None:
         )
 
 
-def _loss(event: events.Round | events.Spent) -> Loss:
+def _loss(event: events.Round | events.Spent) -> PrivacyLoss:
     """The privacy loss of a run or a round."""
     match event:
         case events.Either(ways):
@@ -156,13 +156,13 @@ def _loss(event: events.Round | events.Spent) -> Loss:
             return _composed(event, 1)
 
 
-def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss:
+def _composed(event: events.Round, count: int, first: float = math.inf) -> PrivacyLoss:
     """The loss of `count` releases after a Gaussian one with the ratio `first`, if finite."""
     if count == 0 or _never(event):
         return _alone(first)
     match event:
         case events.NonPrivate():
-            return Unbounded()
+            return InfiniteLoss()
         case events.Proven(ways):
             return Best(tuple(_composed(way, count, first) for way in ways))
         case events.RenyiRelease(divergences, escape, distance):
@@ -180,19 +180,19 @@ def _composed(event: events.Round, count: int, first: float = math.inf) -> Loss:
             return Worst(tuple(_composed(silo, count * times, first) for silo in each))
         case events.GaussianRelease(ratio):  # composes in closed form
             if ratio < LEAST_RATIO * math.sqrt(count):
-                return Unbounded()
+                return InfiniteLoss()
             return _alone(1 / math.hypot(math.sqrt(count) / ratio, 1 / first))
     return _convolved(event, count, first)
 
 
-def _convolved(event: events.Round, count: int, first: float) -> Loss:
+def _convolved(event: events.Round, count: int, first: float) -> PrivacyLoss:
     """The same for rounds without a closed form, on a grid of losses."""
     from fedveil.accounting.lower_bound import lower_bound
     from fedveil.accounting.tilted import ROUNDING
 
     event = _amplified(event)
     if _hopeless(event) or first < LEAST_RATIO or lower_bound(event, count) > LARGEST:
-        return Unbounded()
+        return InfiniteLoss()
     once = _one_round(event)
     if count == 1 and math.isinf(first):
         return once  # type: ignore[no-any-return]
@@ -205,7 +205,7 @@ def _convolved(event: events.Round, count: int, first: float) -> Loss:
     return Rounded(whole, (count + 1) * ROUNDING, other)
 
 
-def _tilted(once: Any, count: int, first: float) -> Loss:
+def _tilted(once: Any, count: int, first: float) -> PrivacyLoss:
     """The same loss at a δ that the rounding of a convolution would hide."""
     from fedveil.accounting.tilted import Tilted
 
@@ -221,13 +221,13 @@ def _by_moments(pmfs: tuple[Any, ...], count: int, first: float) -> Renyi:
     return Renyi(count * largest + orders / (2 * first**2), count * infinite, 0.0)
 
 
-def _alone(first: float) -> Loss:
+def _alone(first: float) -> PrivacyLoss:
     """The loss of one Gaussian release with the ratio `first`, or of nothing."""
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     if math.isinf(first):
         return pld.identity(value_discretization_interval=INTERVAL)  # type: ignore[no-any-return]
-    return Unbounded() if first < LEAST_RATIO else GaussianMixture.once(first)
+    return InfiniteLoss() if first < LEAST_RATIO else GaussianMixture.once(first)
 
 
 def _never(event: events.Round) -> bool:
@@ -246,7 +246,7 @@ def _hopeless(event: events.Round) -> bool:
     return False
 
 
-def _attended(event: events.ParticipationMixture) -> Loss:
+def _attended(event: events.ParticipationMixture) -> PrivacyLoss:
     """Σ_j P(J = j)·δ_j(ε) with J = min(Bin(rounds, rate), most): the coins are observed.
 
     A count j that has no guarantee has δ_j = 1.
@@ -255,7 +255,7 @@ def _attended(event: events.ParticipationMixture) -> Loss:
     times, chances = _attendance(event.rate, event.rounds, event.most, 0.0 if exact else NEGLIGIBLE)
     match event.event:
         case events.NonPrivate():
-            return Unbounded()
+            return InfiniteLoss()
         case events.Proven(ways):
             return Best(tuple(_attended(replace(event, event=way)) for way in ways))
         case events.RenyiRelease(divergences, escape, distance):

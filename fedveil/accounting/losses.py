@@ -18,7 +18,7 @@ LARGEST = 2000.0  # a larger ε counts as no guarantee
 SMALL = 0.01  # a share of δ that rounding may take before another bound is computed
 
 
-class Loss(Protocol):
+class PrivacyLoss(Protocol):
     """An upper bound on the hockey-stick divergence between neighbours."""
 
     def get_epsilon_for_delta(self, delta: float) -> float:
@@ -29,7 +29,7 @@ class Loss(Protocol):
 
 
 @dataclass(frozen=True)
-class Unbounded:
+class InfiniteLoss:
     """No guarantee: ε = ∞ and δ = 1."""
 
     def get_epsilon_for_delta(self, delta: float) -> float:
@@ -45,7 +45,7 @@ class Unbounded:
 class Best:
     """Several bounds on one divergence: the smallest one holds."""
 
-    losses: tuple[Loss, ...]
+    losses: tuple[PrivacyLoss, ...]
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """The smallest of them; ∞ without any."""
@@ -64,7 +64,7 @@ class Best:
 class Worst:
     """Bounds on the divergences of several pairs of neighbours: the largest one holds for all."""
 
-    losses: tuple[Loss, ...]
+    losses: tuple[PrivacyLoss, ...]
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """The largest of them."""
@@ -82,9 +82,9 @@ class Rounded:
     Where the slack is more than a hundredth of δ, the smaller one of this and another bound holds.
     """
 
-    loss: Loss
+    loss: PrivacyLoss
     slack: float
-    other: Callable[[], Loss]
+    other: Callable[[], PrivacyLoss]
 
     def get_epsilon_for_delta(self, delta: float) -> float:
         """At δ minus the slack, or by the other bound."""
@@ -174,7 +174,7 @@ class Aside:
     δ(ε) = δ_loss(ε) + escape + (1 + e^ε)·distance.
     """
 
-    loss: Loss
+    loss: PrivacyLoss
     escape: float
     distance: float
 
@@ -224,7 +224,7 @@ class Weighted:
     """One of several losses, chosen by an observed coin: δ(ε) = Σ_j chance_j·δ_j(ε)."""
 
     chances: np.ndarray
-    losses: tuple[Loss, ...]
+    losses: tuple[PrivacyLoss, ...]
 
     def get_delta_for_epsilon(self, epsilon: float) -> float:
         """The sum."""

@@ -17,7 +17,7 @@ from fedveil.recipe import Recipe
 Numbers = float | tuple[float, ...]
 
 
-class InSilos(WeightDecay, ReleasedModel, total=False):
+class SiloOptions(WeightDecay, ReleasedModel, total=False):
     """DP-SGD inside each silo."""
 
     steps: Annotated[int, Default(10), "Steps K of DP-SGD inside a silo per round."]
@@ -41,7 +41,7 @@ class InSilos(WeightDecay, ReleasedModel, total=False):
 @published()
 def silo_dp_fedavg(
     clip: Annotated[float, "Clipping threshold C of one record's gradient."] = 1.0,
-    **options: Unpack[InSilos],
+    **options: Unpack[SiloOptions],
 ) -> Recipe:
     """y_i ← K steps of DP-SGD on the records of silo i from x, x ← mean of y_i.
 
@@ -55,7 +55,7 @@ def silo_dp_fedavg(
 def mr_mtl(
     clip: Annotated[float, "Clipping threshold C of one record's gradient."] = 1.0,
     pull: Annotated[float, "Regularization λ toward the mean; 0 trains each silo alone."] = 0.1,
-    **options: Unpack[InSilos],
+    **options: Unpack[SiloOptions],
 ) -> Recipe:
     """y_i ← K steps of DP-SGD on f_i(y) + λ/2·‖y − x‖² from y_i, x ← mean of y_i.
 
@@ -66,7 +66,7 @@ def mr_mtl(
     return replace(recipe, memory=PersonalModels())
 
 
-def _in_silos(name: str, clip: float, options: InSilos, pull: float = 0.0) -> Recipe:
+def _in_silos(name: str, clip: float, options: SiloOptions, pull: float = 0.0) -> Recipe:
     """DP-SGD inside every silo, and the mean of what silos send."""
     given = options["noise_multiplier"]
     local = RecordSGD(

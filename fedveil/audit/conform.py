@@ -29,7 +29,7 @@ OWN = 0x0A4D17  # separates the canaries' stream from any aggregator's noise
 SOON = 160  # rounds within which a threshold must reach the median
 
 
-class Aggregator(Protocol):
+class ForeignAggregator(Protocol):
     """The private mean of one round's updates, and its claims."""
 
     name: str
@@ -43,7 +43,7 @@ class Aggregator(Protocol):
         """The released mean update; `counts` are the clients' numbers of examples."""
 
 
-Make = Callable[[], Aggregator]
+Make = Callable[[], ForeignAggregator]
 Check = Callable[[Make], tuple[bool, str]]
 
 
@@ -246,7 +246,7 @@ def audited(make: Make) -> tuple[bool, str]:
     return bounds.alignment_p(rounds, mu) >= ALARM, f"{text}; {said}"
 
 
-def _aligned(aggregator: Aggregator, seed: int) -> list[bounds.Aligned]:
+def _aligned(aggregator: ForeignAggregator, seed: int) -> list[bounds.Aligned]:
     """One round in which a fifth are canaries with many examples, and the others send nothing."""
     rng = np.random.default_rng([seed, OWN])
     count = max(aggregator.cohort // 5, 1)

@@ -14,7 +14,7 @@ from fedveil.accounting import events
 from fedveil.audit import bounds, guessing
 from fedveil.audit.canaries import Canaries, WorkingCanaries
 from fedveil.audit.listening import Heard
-from fedveil.audit.report import Estimate, LowerBound, ViewFinding
+from fedveil.audit.report import EpsilonEstimate, LowerBound, ViewFinding
 from fedveil.loop import bound_of
 from fedveil.privacy.guarantee import VIEWS, guarantee
 from fedveil.recipe import View, observed
@@ -163,8 +163,10 @@ def epsilon_at(training: Training, mu: float, view: View) -> float:
 
 def _estimate(
     training: Training, aligned: list[bounds.Aligned], view: View, method: str, assumes: str
-) -> Estimate:
-    return Estimate(epsilon_at(training, bounds.estimated_mu(aligned), view), method, assumes)
+) -> EpsilonEstimate:
+    return EpsilonEstimate(
+        epsilon_at(training, bounds.estimated_mu(aligned), view), method, assumes
+    )
 
 
 def by_alignment(training: Training, seen: CanaryEvidence, view: View, alpha: float) -> ViewFinding:

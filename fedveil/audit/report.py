@@ -24,7 +24,7 @@ class LowerBound:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class EpsilonEstimate:
     """An estimate of ε: not a bound, and not part of an alarm."""
 
     epsilon: float
@@ -39,7 +39,7 @@ class ViewFinding:
     view: View
     proven: float
     bounds: tuple[LowerBound, ...] = ()  # the first is the one to read
-    estimate: Estimate | None = None
+    estimate: EpsilonEstimate | None = None
     p_value: float = 1.0  # of the observations, if the proof holds for this run
     silent: str = ""  # why there is nothing to audit
 

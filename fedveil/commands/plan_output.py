@@ -14,7 +14,7 @@ from fedveil.data.origin import footnote
 from fedveil.planning.correlation import advice
 from fedveil.planning.forecast import Forecast
 from fedveil.planning.pilot import LEAK
-from fedveil.planning.plan import FACTORS, Plan, Silos, Sweep, moves
+from fedveil.planning.plan import FACTORS, Plan, PlannedSilos, Sweep, moves
 from fedveil.planning.verdict import HOPELESS, WORKS, word_for
 from fedveil.privacy.guarantee import written
 from fedveil.training.metrics import titled
@@ -103,7 +103,7 @@ def _limit(plan: Plan) -> str:
     return "" if plan.participants_exact else "at most "
 
 
-def in_silos(silos: Silos) -> str:
+def in_silos(silos: PlannedSilos) -> str:
     """What the plan of one silo leaves out."""
     return (
         f"the figures below are for one of {silos.count:,} silos, of mean size. Its "

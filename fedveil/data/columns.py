@@ -13,7 +13,7 @@ from torch import Tensor
 Index = int | slice | Tensor
 
 
-class Column(Protocol):
+class DataColumn(Protocol):
     """One entry for each example, read by position.  A `Tensor` is a column."""
 
     @property
@@ -31,7 +31,7 @@ class Column(Protocol):
 
 
 @runtime_checkable
-class OnDemand(Column, Protocol):
+class OnDemand(DataColumn, Protocol):
     """A column outside memory, which states its own digest and span without being read."""
 
     def digest(self) -> str:
@@ -81,19 +81,19 @@ class Repeated:
         return span(self.of)
 
 
-def readable(column: Column) -> bool:
+def readable(column: DataColumn) -> bool:
     """Whether a column's entries can be read here; those of a federation are with its clients."""
     return not getattr(column, "elsewhere", False)
 
 
-def digest(column: Column) -> str:
+def digest(column: DataColumn) -> str:
     """SHA-256 of a tensor's bytes, or the digest that a column on demand states."""
     if isinstance(column, OnDemand):
         return column.digest()
     return hashlib.sha256(column[:].contiguous().numpy().data).hexdigest()
 
 
-def span(column: Column) -> tuple[float, float]:
+def span(column: DataColumn) -> tuple[float, float]:
     """The smallest and largest entry, or the bounds that a column on demand states."""
     if isinstance(column, OnDemand):
         return column.span()

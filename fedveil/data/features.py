@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedveil.data.columns import Column
+from fedveil.data.columns import DataColumn
 from fedveil.data.federated import Dataset, Examples
 from fedveil.errors import UserError
 
@@ -35,7 +35,7 @@ def extracted(dataset: Dataset, module: nn.Module) -> Dataset:
 
 
 @torch.no_grad()
-def _features(module: nn.Module, inputs: Column) -> Tensor:
+def _features(module: nn.Module, inputs: DataColumn) -> Tensor:
     """[n, d], float32."""
     starts = range(0, len(inputs), BATCH)
     return torch.cat([_flat(module, inputs[at : at + BATCH]) for at in starts])
@@ -47,7 +47,7 @@ def _flat(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _refuse_mixing(module: nn.Module, inputs: Column) -> None:
+def _refuse_mixing(module: nn.Module, inputs: DataColumn) -> None:
     """Refuse a module whose features of one example depend on the others in its batch."""
     few = inputs[: min(3, len(inputs))]
     together = _flat(module, few)

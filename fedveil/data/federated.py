@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
-from fedveil.data.columns import Column, Repeated, digest, readable, span
+from fedveil.data.columns import DataColumn, Repeated, digest, readable, span
 from fedveil.data.fields import Inputs, Layout
 from fedveil.data.origin import REAL, Origin
 from fedveil.data.partition import ByKey, codes
@@ -41,8 +41,8 @@ class Examples:
     3
     """
 
-    inputs: Column  # [n, ...]: float32, or int64 for token ids
-    labels: Column  # [n]: int64 classes or float32 targets; [n, length] for sequences
+    inputs: DataColumn  # [n, ...]: float32, or int64 for token ids
+    labels: DataColumn  # [n]: int64 classes or float32 targets; [n, length] for sequences
     layout: Layout | None = None  # of several inputs, which are packed
     owners: np.ndarray | None = None  # of test examples: the client of each, if known; private
 
@@ -267,8 +267,8 @@ class Federated:
     """
 
     name: str
-    inputs: Column
-    labels: Column
+    inputs: DataColumn
+    labels: DataColumn
     offsets: Tensor
     test: Examples
     classes: int
@@ -487,7 +487,7 @@ def same_contents(one: str, other: str) -> bool:
     return not set(one.split()).isdisjoint(other.split())
 
 
-def _in_order(column: Column, order: Tensor, repeats: bool) -> Column:
+def _in_order(column: DataColumn, order: Tensor, repeats: bool) -> DataColumn:
     """The entries in this order; those that several clients own are kept once."""
     if repeats and isinstance(column, Tensor) and len(order) > len(column):
         return Repeated(column.contiguous(), order)
@@ -530,7 +530,7 @@ def _check_columns(made: Examples | Federated, *names: str) -> None:
             raise UserError(f"{type(made).__name__}: {name} is one number. Give one per example.")
 
 
-def _check_labels(name: str, labels: Column, classes: int, loss: str) -> None:
+def _check_labels(name: str, labels: DataColumn, classes: int, loss: str) -> None:
     from fedveil.models.losses import loss_named
 
     compared = loss_named(loss)

@@ -48,7 +48,7 @@ YEARS = np.arange(-25567.0, 47482.0, 1826.25)  # edges of date bins: five years,
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class TrainingRows:
     """The training rows of a table, and the code of each row's client."""
 
     frame: pl.DataFrame
@@ -56,7 +56,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Shares:
+class BudgetShares:
     """How the allowance is divided: by `columns` input columns, and the label if it is learned."""
 
     columns: int
@@ -72,7 +72,7 @@ class Shares:
 
 
 def learned_classes(
-    desk: Desk, units: np.ndarray, labels: Sequence[str], share: Shares, label: str
+    desk: Desk, units: np.ndarray, labels: Sequence[str], share: BudgetShares, label: str
 ) -> tuple[str, ...]:
     """The labels that enough clients have.
 
@@ -91,7 +91,7 @@ def learned_classes(
 
 
 def learned(
-    desk: Desk, rows: Rows, declared: Declared, share: Shares
+    desk: Desk, rows: TrainingRows, declared: Declared, share: BudgetShares
 ) -> tuple[TableEncoder, list[str]]:
     """The encoder of declared columns, and of the others as their statistics suggest; and notes."""
     declared.check(rows.frame)
@@ -114,7 +114,7 @@ def _unshared(names: list[str]) -> list[str]:
 
 
 def _learned_column(
-    desk: Desk, rows: Rows, name: str, share: Shares, buckets: int
+    desk: Desk, rows: TrainingRows, name: str, share: BudgetShares, buckets: int
 ) -> Column | None:
     """Numbers, dates or text, whichever has the most weight; fixed public bins if none stands out.
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.data.columns import Column
+from fedveil.data.columns import DataColumn
 from fedveil.data.federated import Examples, Federated, blocks
 from fedveil.data.fields import Layout
 from fedveil.data.origin import UNSAID, Origin
@@ -159,7 +159,7 @@ def _pieces(data: Federated) -> Iterator[tuple[Examples, np.ndarray]]:
         yield some, sizes[first:last]
 
 
-def _save_column(path: Path, column: Column, kinds: tuple[str, ...] = PLAIN) -> ColumnFacts:
+def _save_column(path: Path, column: DataColumn, kinds: tuple[str, ...] = PLAIN) -> ColumnFacts:
     step = _fitting(column)
     with _Sink(path, kinds) as sink:
         for start in range(0, max(1, len(column)), step):  # once if empty: it still has a shape
@@ -174,7 +174,7 @@ def _save_owners(path: Path, test: Examples) -> ColumnFacts | None:
     return _save_column(path, torch.from_numpy(codes(test.owners)))
 
 
-def _fitting(column: Column) -> int:
+def _fitting(column: DataColumn) -> int:
     """Number of entries in a chunk."""
     return max(1, CHUNK // max(1, math.prod(column.shape[1:])))
 

@@ -29,7 +29,7 @@ from fedveil.data.declared import (
 from fedveil.data.encoding import BUCKETS, TableEncoder, check_column
 from fedveil.data.federated import Dataset, Examples
 from fedveil.data.frames import named_frame, with_types
-from fedveil.data.learning import Rows, Shares, learned, learned_classes
+from fedveil.data.learning import BudgetShares, TrainingRows, learned, learned_classes
 from fedveil.data.origin import Origin
 from fedveil.data.sketch import sketched
 from fedveil.data.targets import NumericTargets, numeric_targets, others, refuse_classes
@@ -110,10 +110,10 @@ def several(names: Sequence[str] | str) -> tuple[str, ...]:
 
 def alone(
     epsilon: float, delta: float | None, seed: int, noise: str
-) -> Callable[[int, str], Noise | None]:
+) -> Callable[[int, str], StatisticsNoise | None]:
     """Statistics that are (ε, δ)-DP by themselves; none for ε = 0."""
 
-    def granted(clients: int, subject: str) -> Noise | None:
+    def granted(clients: int, subject: str) -> StatisticsNoise | None:
         if epsilon == 0:
             return None
         at = sensible_delta(clients) if delta is None else delta
@@ -122,15 +122,15 @@ def alone(
     return granted
 
 
-def keyed(allowance: Allowance, seed: int, noise: str, subject: str) -> Noise:
+def keyed(allowance: Allowance, seed: int, noise: str, subject: str) -> StatisticsNoise:
     """The allowance with the key of its noise: secret, or of the seed, the subject and the cost.
 
     The subject identifies everything that the statistics are computed from, so two different
     releases never share noise.
     """
     if noise == "secure":
-        return Noise(allowance, SecretKey())
-    return Noise(allowance, run_key("statistics", seed, subject, allowance))
+        return StatisticsNoise(allowance, SecretKey())
+    return StatisticsNoise(allowance, run_key("statistics", seed, subject, allowance))
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,7 @@ class EncodedTable:
 
 
 @dataclass(frozen=True)
-class Noise:
+class StatisticsNoise:
     """What statistics of the table may cost, and the key of their noise."""
 
     allowance: Allowance
@@ -198,7 +198,7 @@ class TableOptions:
 def read_table(
     source: Any,
     options: TableOptions,
-    noise: Callable[[int, str], Noise | None] | None = None,
+    noise: Callable[[int, str], StatisticsNoise | None] | None = None,
     test: Any = None,
     encoder: TableEncoder | None = None,
     own: bool = False,
@@ -308,7 +308,7 @@ def _encoder(
     training: np.ndarray,
     kept: np.ndarray,
     options: TableOptions,
-    noise: Callable[[int, str], Noise | None] | None,
+    noise: Callable[[int, str], StatisticsNoise | None] | None,
     given: TableEncoder | None,
 ) -> _Found:
     """The given encoder, or one that is learned with noise, fitted without, or public."""
@@ -342,19 +342,19 @@ def _learned(
     training: np.ndarray,
     units: np.ndarray,
     options: TableOptions,
-    noise: Noise,
+    noise: StatisticsNoise,
 ) -> _Found:
     """Classes and columns that are not declared, from noisy statistics of the training rows."""
     names = known = options.class_names()
     declared = options.declared(names or ())
     declared.check(frame)
     open_ = [name for name in declared.inputs(frame) if declared.column(name) is None]
-    share = Shares(len(open_), names is None)
+    share = BudgetShares(len(open_), names is None)
     desk = Desk(noise.allowance, stream(noise.key, 0, "statistics"))
     if names is None:
         labels = words.filter(training)[options.label].to_list()
         names = rows.ordered(learned_classes(desk, units, labels, share, options.label))
-    trained = Rows(frame.filter(training), units)
+    trained = TrainingRows(frame.filter(training), units)
     encoder, notes = learned(desk, trained, options.declared(names), share)
     released: tuple[str, ...] = () if known is not None else (f"the classes of '{options.label}'",)
     if open_:
@@ -365,7 +365,7 @@ def _learned(
     return _Found(encoder, frame, notes, Origin(statistics=spent, released=encoder.released))
 
 
-def _name_of(noise: Noise, options: TableOptions, frame: pl.DataFrame) -> str:
+def _name_of(noise: StatisticsNoise, options: TableOptions, frame: pl.DataFrame) -> str:
     """A name of the noise, by public facts: it is published with the encoder."""
     if isinstance(noise.key, SecretKey):
         return secrets.token_hex(8)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fedveil.diagnosis.rule import Finding, Numbers, Rule
 from fedveil.diagnosis.run import DiagnosedRun
 from fedveil.training.metrics import shown, titled
-from fedveil.training.scoring import ClassResult, Evaluation, Measured
+from fedveil.training.scoring import ClassResult, Evaluation, MeasuredMetric
 
 RARE = 5  # examples of a class: with fewer, no answer may be chance
 FEW = 0.1  # recall below which nearly all examples of a class are missed
@@ -135,7 +135,7 @@ def _useless(found: Evaluation) -> str:
 EVIDENCE = {"one class": _one_class, "missed class": _missed, "no better than constant": _useless}
 
 
-def _judging(found: Evaluation) -> Measured | None:
+def _judging(found: Evaluation) -> MeasuredMetric | None:
     """The main metric, or for classes balanced accuracy, that a constant prediction cannot win."""
     fair = ("auc", "balanced_accuracy", "r2")
     known = [m for m in found.metrics if m.name in (found.metric, *fair)]

@@ -25,7 +25,7 @@ _SPREAD, _FIRST, _SECOND = 0x9E3779B9 - 2**32, 0x21F0AAAD, 0xD35A2D97 - 2**32  #
 
 
 @dataclass(frozen=True, eq=False)
-class Coins:
+class DropoutStreams:
     """The dropout streams of a group's clients in one round, keyed by (run key, round, client)."""
 
     key: Key
@@ -33,9 +33,9 @@ class Coins:
     clients: np.ndarray  # their indexes in the population
     purpose: str = "dropout"
 
-    def part(self, start: int, stop: int) -> Coins:
+    def part(self, start: int, stop: int) -> DropoutStreams:
         """The streams of clients start..stop−1."""
-        return Coins(self.key, self.round, self.clients[start:stop], self.purpose)
+        return DropoutStreams(self.key, self.round, self.clients[start:stop], self.purpose)
 
     def seeds(self) -> np.ndarray:
         """One uint64 from the stream of each client."""
@@ -106,7 +106,7 @@ class Masks:
 
 
 @dataclass
-class Recorded(Masks):
+class RecordedMasks(Masks):
     """Records the shapes of all dropout calls, and drops nothing."""
 
     shapes: list[torch.Size] = field(default_factory=list)

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.autograd import Function
 
-from fedveil.engines.stores import Factors, Pace, Rows, Store, Turned, Written, worth_writing
+from fedveil.engines.stores import Factors, Pace, Store, StoredRows, Turned, Written, worth_writing
 
 
 class Layer(Protocol):
@@ -242,7 +242,7 @@ class LinearLayer:
         moved = slopes[:, 0] if slopes.shape[1] == 1 else slopes.sum(dim=1)
         if pace.plan.weight_decay:
             moved = moved + pace.gamma[:, None] * self.bias.store.shared
-        return {self.bias.name: Rows(moved)}
+        return {self.bias.name: StoredRows(moved)}
 
 
 def joined(uses: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

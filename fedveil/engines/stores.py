@@ -143,13 +143,13 @@ class Written:
             self.weights = self.shared.expand(self.clients, *self.shared.shape).clone()
         return self.weights
 
-    def finished(self, pace: Pace) -> Rows:
+    def finished(self, pace: Pace) -> StoredRows:
         """Δ_i, after the last step."""
-        return Rows(self._own().sub_(self.shared).reshape(self.clients, -1))
+        return StoredRows(self._own().sub_(self.shared).reshape(self.clients, -1))
 
 
 @dataclass
-class Rows:
+class StoredRows:
     """Δ_i as rows, [clients, numbers]."""
 
     moved: Tensor
@@ -175,7 +175,7 @@ class Rows:
 class Reordered:
     """Rows of a weight whose axes the engine orders differently from the module."""
 
-    held: Rows
+    held: StoredRows
     shape: tuple[int, ...]  # of one client's weight, as stored
     order: tuple[int, ...]  # of the module's axes among them
 
@@ -307,7 +307,7 @@ class Factors:
         self.gamma = pace.gamma
         if self.inputs is None:
             return Decayed(self.shared, pace.gamma)
-        return Rows(self.rows()) if worth_writing(self.rank, self.shared) else self
+        return StoredRows(self.rows()) if worth_writing(self.rank, self.shared) else self
 
     def squares(self) -> Tensor:
         """⟨GGᵀ, AAᵀ⟩ + 2γ·⟨G, AWᵀ⟩ + γ²‖W‖², enlarged by what rounding may add to a message.

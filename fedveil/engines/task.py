@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 
 from fedveil.data.federated import Examples
 from fedveil.data.fields import Layout
-from fedveil.engines.dropout import Masks, Recorded, example_seeds
+from fedveil.engines.dropout import Masks, RecordedMasks, example_seeds
 from fedveil.engines.rewriting import FUSED, Rewriting, Unfused
 from fedveil.errors import UserError
 from fedveil.models.contents import Contents, contents
@@ -272,7 +272,7 @@ class Task:
         return self._dropouts.get(facts, [])
 
     def _recorded(self, inputs: Tensor) -> list[torch.Size]:
-        recorded = Recorded(torch.zeros(2, dtype=torch.int32, device=inputs.device))
+        recorded = RecordedMasks(torch.zeros(2, dtype=torch.int32, device=inputs.device))
         try:
             random = draws(lambda: self._trained_on(inputs, recorded, self._training))
         except Exception:  # a user's own module may raise anything

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.data.columns import Column
+from fedveil.data.columns import DataColumn
 from fedveil.data.federated import Federated
-from fedveil.engines.dropout import Coins, example_seeds
+from fedveil.engines.dropout import DropoutStreams, example_seeds
 from fedveil.parts.local import LocalPlan
 
 CACHED = 2**16  # float64 numbers that fit in a core's cache
@@ -98,7 +98,7 @@ class Group:
     data: Federated
     clients: np.ndarray
     plan: LocalPlan
-    coins: Coins | None = None  # for dropout; None for synthetic clients
+    coins: DropoutStreams | None = None  # for dropout; None for synthetic clients
     device: torch.device | None = None  # where batches are needed; None for the CPU
 
     def part(self, start: int, stop: int, plan: LocalPlan) -> Group:
@@ -120,7 +120,7 @@ class Group:
 
     @cached_property
     def _seeds(self) -> np.ndarray:
-        return (self.coins or Coins(0, 0, self.clients)).seeds()
+        return (self.coins or DropoutStreams(0, 0, self.clients)).seeds()
 
     @property
     def sizes(self) -> Tensor:
@@ -165,7 +165,7 @@ class Group:
         return self._placed(rows), self._placed(weights)
 
 
-def taken(examples: Column, rows: Tensor) -> Tensor:
+def taken(examples: DataColumn, rows: Tensor) -> Tensor:
     """examples[rows]: each example is copied as one block of memory, and nothing else is.
 
     Examples with other strides are gathered element by element. To flatten them would copy the

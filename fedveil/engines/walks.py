@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.engines.dropout import Coins
+from fedveil.engines.dropout import DropoutStreams
 from fedveil.engines.updates import Engine, Group
 from fedveil.parts.bound import Bound
 from fedveil.random.streams import Key, stream
@@ -78,7 +78,7 @@ def walk_again(
                     data,
                     clients,
                     plan.group(start, stop),
-                    Coins(key, round, clients, f"diagnosis: dropout {walk}"),
+                    DropoutStreams(key, round, clients, f"diagnosis: dropout {walk}"),
                 ),
             )
             .affine(*affine, x)

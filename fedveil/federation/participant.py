@@ -32,7 +32,7 @@ from fedveil.federation.requests import (
     public_state,
     read_model,
 )
-from fedveil.federation.secagg.member import Member
+from fedveil.federation.secagg.member import SecureMember
 from fedveil.federation.secagg.refusals import Refusal
 from fedveil.federation.secagg.terms import RoundContext
 from fedveil.federation.silo import silo_message
@@ -76,7 +76,7 @@ class Participant:
         self._ledger = OwnLedger(home, self.agreement, self.accepted)
         self._memory = OwnMemory(home.path / MEMORY, self.agreement)
         self._keys: dict[str, SecretKey] = {}  # one for each opening of the server
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, SecureMember] = {}
         self._model: tuple[str, int, bytes] = ("", -1, b"")  # opening, round, and the model's bytes
 
     def handle(self, content: bytes) -> bytes:
@@ -158,12 +158,12 @@ class Participant:
         reply = self._member(request.opening).answer(asked, digest, levels)
         return Reply("secagg", reply, request.nonce)
 
-    def _member(self, opening: str) -> Member:
+    def _member(self, opening: str) -> SecureMember:
         """This client's side of secure aggregation; a new opening starts it again."""
         if opening not in self._members:
             agreed = self.agreement
             self._members = {
-                opening: Member(
+                opening: SecureMember(
                     self.index, self._identity, agreed.roster.identities,
                     bytes.fromhex(self.accepted.hash), bytes.fromhex(opening), agreed.terms,
                 )

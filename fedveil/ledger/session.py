@@ -232,8 +232,8 @@ class Session:
                 f"Round {round + 1} of {self.facts.recipe} was released before with other bytes, "
                 "by another engine, version, machine or number of processes, or because a part "
                 "draws randomness of its own. Releasing it again with the same noise would reveal "
-                "the difference. Repeat it exactly as before, or start anew with another seed or "
-                "with secret noise, which is charged as a new release."
+                "the difference. Repeat it exactly as before, or start a new run with another seed "
+                "or with secret noise, which is charged as a new release."
             )
 
     def end(self, view: View, rounds: int, epsilon: float, limited: bool = False) -> None:

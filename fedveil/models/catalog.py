@@ -12,7 +12,7 @@ from typing import get_type_hints
 import torch
 from torch import nn
 
-from fedveil.data.columns import Column, span
+from fedveil.data.columns import DataColumn, span
 from fedveil.data.federated import Dataset, Federated
 from fedveil.errors import UserError, unknown
 from fedveil.models.alexnet import AlexNet
@@ -131,11 +131,11 @@ def suggest(data: Dataset | Federated) -> str:
     return "softmax" if _inputs(data).dtype.is_floating_point else "lstm"
 
 
-def _inputs(data: Dataset | Federated) -> Column:
+def _inputs(data: Dataset | Federated) -> DataColumn:
     return data.train.inputs if isinstance(data, Dataset) else data.inputs
 
 
-def _labels(data: Dataset | Federated) -> Column:
+def _labels(data: Dataset | Federated) -> DataColumn:
     return data.train.labels if isinstance(data, Dataset) else data.labels
 
 

@@ -22,7 +22,7 @@ def rotated(x: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x ← x + attention(norm(x)),  x ← x + mlp(norm(x)).  Radford et al. 2019, §2.3."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -54,14 +54,14 @@ class GPT(nn.Module):
     def __init__(self, vocabulary: int, layers: int = 4, width: int = 128, heads: int = 4) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.blocks = nn.Sequential(*(TransformerBlock(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 
     def start_weights(self) -> None:
         """Small embeddings; projections scaled so that the residual stream keeps its size."""
         self.embedding.weight.mul_(0.02)
         for block in self.blocks.children():
-            assert isinstance(block, Block)
+            assert isinstance(block, TransformerBlock)
             for layer in (block.projection, block.contract):
                 layer.weight.mul_(1 / math.sqrt(2 * len(self.blocks)))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from fedveil.models.layers import conv, group_norm
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """relu(shortcut(x) + norm(conv(relu(norm(conv(x)))))), He et al. 2016.
 
     Where the shape changes, the shortcut is a 1×1 convolution with `project`, else a strided copy
@@ -76,13 +76,15 @@ class ResNet(nn.Module):
         return logits
 
 
-def _stages(widths: tuple[int, ...], depth: int, project: bool, standardized: bool) -> list[Block]:
-    blocks: list[Block] = []
+def _stages(
+    widths: tuple[int, ...], depth: int, project: bool, standardized: bool
+) -> list[ResidualBlock]:
+    blocks: list[ResidualBlock] = []
     inputs = widths[0]
     for stage, width in enumerate(widths):
         for position in range(depth):
             stride = 2 if stage > 0 and position == 0 else 1
-            blocks.append(Block(inputs, width, stride, project, standardized))
+            blocks.append(ResidualBlock(inputs, width, stride, project, standardized))
             inputs = width
     return blocks
 

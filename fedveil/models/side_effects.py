@@ -55,7 +55,7 @@ class Place:
     path: str
     read: Callable[[], Held]
     before: Held  # keeps objects alive: no other object has their identity
-    derived: Callable[[Any, object], bool] = _never  # entries that are set anew and carry nothing
+    derived: Callable[[Any, object], bool] = _never  # entries that are set again and carry nothing
 
     def changed(self) -> str | None:
         """The path of the first entry that is not the same; None if all are."""

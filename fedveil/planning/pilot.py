@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from fedveil.data.columns import Column
+from fedveil.data.columns import DataColumn
 from fedveil.data.federated import Examples, Federated, same_contents
 from fedveil.engines.updates import taken
 from fedveil.errors import UserError
@@ -221,5 +221,5 @@ def _some(data: Federated, clients: int, rng: np.random.Generator) -> Federated:
     )
 
 
-def _rows(column: Column, rows: torch.Tensor) -> torch.Tensor:
+def _rows(column: DataColumn, rows: torch.Tensor) -> torch.Tensor:
     return taken(column, rows)

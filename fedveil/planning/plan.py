@@ -48,7 +48,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Silos:
+class PlannedSilos:
     """A run in silos, of which a plan considers one. Its steps count as rounds."""
 
     count: int
@@ -71,7 +71,7 @@ class Plan:
     constants: Constants | None = None
     noises: tuple[NoiseChoice, ...] = ()  # independent noise first, then correlated ones
     metric: str | None = None  # that runs are to be ranked by, if it was named
-    silos: Silos | None = None  # if it is the plan of one silo by itself
+    silos: PlannedSilos | None = None  # if it is the plan of one silo by itself
 
     def __repr__(self) -> str:
         """One line. `plain()` has all numbers."""
@@ -227,7 +227,7 @@ def _of_a_silo(
             f"A plan of {recipe.name} has no pilot, no theory and no budget per round. Remove "
             "them, or plan one silo by itself with dp_sgd."
         )
-    silos = Silos(known.clients, settings.rounds, recipe.local.inner_steps)
+    silos = PlannedSilos(known.clients, settings.rounds, recipe.local.inner_steps)
     records = round(known.clients * known.examples)
     delta = sensible_delta(records) if settings.delta is None else settings.delta
     budget = None if settings.epsilon is None else Budget(settings.epsilon, delta)

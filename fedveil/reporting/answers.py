@@ -5,10 +5,17 @@ from __future__ import annotations
 import html
 
 from fedveil.errors import UserError
-from fedveil.reporting.chart import Table
+from fedveil.reporting.chart import ChartTable
 from fedveil.reporting.load import ReportMember, Run, Story
 from fedveil.training.metrics import shown, titled
-from fedveil.training.scoring import HOW, NOISY, ClassResult, Evaluation, Measured, from_confusion
+from fedveil.training.scoring import (
+    HOW,
+    NOISY,
+    ClassResult,
+    Evaluation,
+    MeasuredMetric,
+    from_confusion,
+)
 
 
 def verdict(story: Story, best: ReportMember) -> str:
@@ -33,23 +40,23 @@ def scores_of(run: Run) -> Evaluation | None:
     return from_confusion(run.evaluation["classes"], run.evaluation["confusion"])
 
 
-def metrics_table(found: Evaluation) -> Table:
+def metrics_table(found: Evaluation) -> ChartTable:
     """Each metric, its interval, and a constant prediction beside it; the main one first."""
     order = sorted(found.metrics, key=lambda m: m.name != found.metric)
     rows = [_metric_row(m) for m in order if m.value is not None]
-    return Table(["metric", "value", "95% interval", "constant baseline"], rows)
+    return ChartTable(["metric", "value", "95% interval", "constant baseline"], rows)
 
 
-def _metric_row(m: Measured) -> list[str]:
+def _metric_row(m: MeasuredMetric) -> list[str]:
     ends = f"{shown(m.low, m.share)} – {shown(m.high, m.share)}" if m.low is not None else "–"
     better = "" if m.higher_is_better else " (lower is better)"
     return [titled(m.name) + better, shown(m.value, m.share), ends, shown(m.baseline, m.share)]
 
 
-def classes_table(found: Evaluation) -> Table:
+def classes_table(found: Evaluation) -> ChartTable:
     """Each class: how many test examples it has, how often it is answered, and how well."""
     head = ["class", "examples", "predicted", "recall", "95% interval", "precision"]
-    return Table([*head, "F1"], [_class_row(c) for c in found.classes])
+    return ChartTable([*head, "F1"], [_class_row(c) for c in found.classes])
 
 
 def _class_row(c: ClassResult) -> list[str]:

@@ -21,7 +21,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "star", "
 
 
 @dataclass(frozen=True)
-class Table:
+class ChartTable:
     """Formatted numbers under column headings."""
 
     head: Sequence[str]
@@ -37,7 +37,7 @@ class Chart:
     traces: list[dict[str, Any]]
     layout: dict[str, Any]
     alt: str
-    table: Table
+    table: ChartTable
     height: int = 340
     wide: bool = False
     named: bool = False  # whether even a single line needs a legend
@@ -207,7 +207,7 @@ def told(curve: Curve, x: str, percent: bool) -> str:
     )
 
 
-def _table(curves: Sequence[Curve], x: str, percent: bool) -> Table:
+def _table(curves: Sequence[Curve], x: str, percent: bool) -> ChartTable:
     """A few points of each line."""
     show = share if percent else few_digits
     rows = []
@@ -217,7 +217,7 @@ def _table(curves: Sequence[Curve], x: str, percent: bool) -> Table:
             rows.append([curve.label, few_digits(curve.x[i]), show(curve.mean[i]), spread])
     several = any(curve.seeds > 1 for curve in curves)
     head = ["run", x, "mean" if several else "value", "range over seeds"]
-    return Table(head, rows) if several else Table(head[:3], [row[:3] for row in rows])
+    return ChartTable(head, rows) if several else ChartTable(head[:3], [row[:3] for row in rows])
 
 
 def _values(curves: Sequence[Curve]) -> np.ndarray:

@@ -259,7 +259,7 @@ def signal(story: Story) -> list[Chart]:
 
 
 @dataclass(frozen=True)
-class Measure:
+class RecordedCurve:
     """A quantity recorded in every round, and its labels."""
 
     series: Series
@@ -307,37 +307,37 @@ def _clipped(run: Run) -> np.ndarray | None:
     return None if run.normalizes else run.series("clipped_fraction")
 
 
-def _measures(story: Story) -> list[Measure]:
+def _measures(story: Story) -> list[RecordedCurve]:
     """The measures of Zhang et al. 2022, DP-LSGD and Shulgin et al. 2025."""
     noisy = (
         " The step includes noise: where noise outweighs the signal, the cosine is near 0 even if "
         "clients agree."
     ) * any(m.first.private for m in story.members)
     return [
-        Measure(_norms, "update norm", "Norm of updates",
+        RecordedCurve(_norms, "update norm", "Norm of updates",
                 "Median norm of the clients' updates before the bound (the mean, if no median was "
                 "recorded)."),
-        Measure(_clipped, "clipped fraction", "Clipped fraction",
+        RecordedCurve(_clipped, "clipped fraction", "Clipped fraction",
                 "Share of updates that the bound shortened.", SHARE),
-        Measure(column("cosine"), "mean cosine", "Agreement of clients",
+        RecordedCurve(column("cosine"), "mean cosine", "Agreement of clients",
                 "Mean cosine of the angle between a client's update and the last global step. 1 is "
                 f"the same direction, 0 a right angle.{noisy}", {"axis": {"range": [-1.02, 1.02]}}),
-        Measure(column("bias_shared"), "|α̃_i − ᾱ|", "Clipping bias between clients",
+        RecordedCurve(column("bias_shared"), "|α̃_i − ᾱ|", "Clipping bias between clients",
                 "Clipping multiplies a client's update by α_i ≤ 1. The chart shows the distance of "
                 "these factors from their mean; at 0 all clients are clipped alike (Zhang et al. "
                 "2022, Thm. 3.1)."),
-        Measure(column("bias_own"), "|α_i − α̃_i|", "Clipping bias from random batches",
+        RecordedCurve(column("bias_own"), "|α_i − α̃_i|", "Clipping bias from random batches",
                 "How much a client's factor α_i depends on the examples it happened to draw; at 0 "
                 "not at all (Zhang et al. 2022, Thm. 3.1)."),
-        Measure(column("incremental_norm"), "Ψ", "Clipped length",
+        RecordedCurve(column("incremental_norm"), "Ψ", "Clipped length",
                 "Mean of Ψ = max(‖Δ‖ − c, 0): how much of an update's norm the bound c cuts off "
                 "(DP-LSGD, Fig. 1)."),
-        Measure(column("memory_error"), "‖v_i − u_i‖", "Memory error",
+        RecordedCurve(column("memory_error"), "‖v_i − u_i‖", "Memory error",
                 "Mean distance of a client's memory from its newest update. Error compensation "
                 "works if it decreases (Shulgin et al. 2025)."),
-        Measure(column("distance"), "‖x − x*‖", "Distance to the optimum",
+        RecordedCurve(column("distance"), "‖x − x*‖", "Distance to the optimum",
                 "Distance of the model from the optimum, which is known here."),
-        Measure(column("heterogeneity"), "Δ*", "Heterogeneity Δ*",
+        RecordedCurve(column("heterogeneity"), "Δ*", "Heterogeneity Δ*",
                 "Mean excess loss of a client at the common optimum over its own optimum "
                 "(Das et al. 2022, Def. 1)."),
     ]  # fmt: skip

@@ -12,7 +12,7 @@ from fedveil.reporting.chart import (
     DASHES,
     SYMBOLS,
     Chart,
-    Table,
+    ChartTable,
     extremes,
     few_digits,
     numbers,
@@ -168,7 +168,7 @@ def _heat(
         alt=f"Heat map, {x_name} horizontal and {y_name} vertical. Maximum "
         f"{show(float(z[i, j]))} at {x_name} = {xs[int(j)]}, {y_name} = {ys[int(i)]}; "
         f"minimum {show(float(z[k, m]))} at {x_name} = {xs[int(m)]}, {y_name} = {ys[int(k)]}.",
-        table=Table([f"{y_name} \\ {x_name}", *map(str, xs)], rows),
+        table=ChartTable([f"{y_name} \\ {x_name}", *map(str, xs)], rows),
         height=380,
     )
 
@@ -227,7 +227,7 @@ def paths(story: Story) -> list[Chart]:
                 "yaxis": {"title": axes[1], "scaleanchor": "x", "scaleratio": 1},
             },
             alt="Paths in the plane. " + " ".join(words),
-            table=Table(["run", "round", *axes], rows),
+            table=ChartTable(["run", "round", *axes], rows),
             height=460,
             wide=True,
         )

@@ -11,7 +11,7 @@ import numpy as np
 from fedveil.reporting.chart import (
     DASHES,
     Chart,
-    Table,
+    ChartTable,
     few_digits,
     numbers,
     share,
@@ -167,14 +167,14 @@ def _frame_words(frame: dict[str, Any], label: str) -> str:
     )
 
 
-def _frames_table(known: Sequence[Scatter]) -> Table:
+def _frames_table(known: Sequence[Scatter]) -> ChartTable:
     rows = [
         [s.member.label, str(f["round"]), str(f["of"]), few_digits(f["median"][0]),
          f"{f['median'][1]:.0f}°", share(f["shortened"])]
         for s in known
         for f in (s.frames[i] for i in evenly(len(s.frames), 12))
     ]  # fmt: skip
-    return Table(["run", "round", "clients", "median norm", "median angle", "shortened"], rows)
+    return ChartTable(["run", "round", "clients", "median norm", "median angle", "shortened"], rows)
 
 
 def confusion(story: Story) -> list[Chart]:
@@ -245,7 +245,7 @@ def _count(value: float, names: Sequence[str]) -> str:
     return f"{int(value):,}" if value or len(names) <= FEW else ""
 
 
-def _confusion_table(of_true: np.ndarray, counts: np.ndarray, names: Sequence[str]) -> Table:
+def _confusion_table(of_true: np.ndarray, counts: np.ndarray, names: Sequence[str]) -> ChartTable:
     """Each class: its accuracy, and its most frequent wrong prediction."""
     wrong = of_true.copy()
     np.fill_diagonal(wrong, 0)
@@ -254,7 +254,7 @@ def _confusion_table(of_true: np.ndarray, counts: np.ndarray, names: Sequence[st
         j = int(wrong[i].argmax())
         taken = f"{names[j]} ({share(float(wrong[i, j]))})" if wrong[i, j] > 0 else "–"
         rows.append([name, f"{int(counts[i].sum()):,}", share(float(of_true[i, i])), taken])
-    return Table(["true class", "examples", "accuracy", "most often predicted as"], rows)
+    return ChartTable(["true class", "examples", "accuracy", "most often predicted as"], rows)
 
 
 def served(story: Story) -> list[Chart]:
@@ -331,7 +331,7 @@ def _spread(known: Sequence[tuple[str, np.ndarray, np.ndarray]], places: dict[st
             "shapes": [level(WORST)],
         },
         alt="Line chart of the share of clients by accuracy. " + " ".join(words),
-        table=Table(["run", "clients", "mean", "median", "worst tenth", "minimum"], rows),
+        table=ChartTable(["run", "clients", "mean", "median", "worst tenth", "minimum"], rows),
     )  # fmt: skip
 
 
@@ -366,6 +366,6 @@ def _by_size(label: str, examples: np.ndarray, accuracy: np.ndarray) -> list[Cha
             },
             alt="Scatter plot of clients' accuracy by their number of examples. "
             + " ".join(f"{row[0]} examples: mean {row[2]}." for row in rows),
-            table=Table(["examples", "clients", "mean accuracy", "worst tenth"], rows),
+            table=ChartTable(["examples", "clients", "mean accuracy", "worst tenth"], rows),
         )
     ]  # fmt: skip

@@ -11,8 +11,8 @@ from fedveil.data.federated import Federated
 from fedveil.errors import UserError
 from fedveil.reporting.chart import (
     Chart,
+    ChartTable,
     Curve,
-    Table,
     few_digits,
     lines,
     numbers,
@@ -91,7 +91,7 @@ def _heat(
             "yaxis": {"title": "class", "type": "category", "showgrid": False},
         },
         alt=f"Heat map of clients and classes. {caption}",
-        table=Table(["class", "examples", "clients"], rows),
+        table=ChartTable(["class", "examples", "clients"], rows),
         height=420,
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ from fedveil.errors import UserError
 from fedveil.privacy.guarantee import BRIEFLY, VIEWS, written
 from fedveil.privacy.statement import OTHERS
 from fedveil.reporting import answers
-from fedveil.reporting.chart import Table, few_digits, share, size
+from fedveil.reporting.chart import ChartTable, few_digits, share, size
 from fedveil.reporting.curves import merit, ranked
 from fedveil.reporting.load import ReportMember, Run, Story
 from fedveil.reporting.picture import pictures
@@ -219,7 +219,7 @@ def _footnote(story: Story) -> str:
     return f'<p class="note">{escape(told)}</p>' if told else ""
 
 
-def _results(story: Story, members: Sequence[ReportMember]) -> Table:
+def _results(story: Story, members: Sequence[ReportMember]) -> ChartTable:
     show = share if story.measure.share else few_digits
     values = [value for member in members for value in member.results()]
     low, high = min(values, default=0.0), max(values, default=1.0)
@@ -234,7 +234,7 @@ def _results(story: Story, members: Sequence[ReportMember]) -> Table:
         "ε",
     ]
     kept = [i for i in range(len(head)) if i < 2 or any(row[i] not in ("", "–") for row in rows)]
-    return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
+    return ChartTable([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def _result_row(
@@ -304,7 +304,7 @@ def _selection(story: Story) -> str:
     )
 
 
-def table(content: Table, caption: str, hidden: bool = False) -> str:
+def table(content: ChartTable, caption: str, hidden: bool = False) -> str:
     """An HTML table that scrolls sideways on a phone; all text is escaped."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in content.head)
     body = "".join(
@@ -362,17 +362,17 @@ def _names(members: Sequence[ReportMember]) -> str:
     return few if len(members) <= 3 else f"{few} and {len(members) - 3} more"
 
 
-def _views(run: Run) -> Table:
+def _views(run: Run) -> ChartTable:
     said = run.summary["privacy"]
     views = [view for view in VIEWS if view in said["views"]]
     kept = None if run.budget is None else said["view"]
     rows = [_view_row(run, view, view == kept) for view in views]
     head = ["adversary view", "ε", "ε over fair coins", "δ", "adjacency", "remark"]
     shown = [i for i, name in enumerate(head) if any(row[i] not in ("–", "") for row in rows)]
-    return Table([head[i] for i in shown], [[row[i] for i in shown] for row in rows])
+    return ChartTable([head[i] for i in shown], [[row[i] for i in shown] for row in rows])
 
 
-def _views_of_all(story: Story) -> Table:
+def _views_of_all(story: Story) -> ChartTable:
     rows = []
     for member in story.members:
         run = member.costliest
@@ -380,7 +380,7 @@ def _views_of_all(story: Story) -> Table:
         shown = [_epsilon(views[view], run) if view in views else "–" for view in VIEWS]
         rows.append([member.label, *shown, *_terms(run.guarantee)])
     head = ["run", *(f"ε, {BRIEFLY[view]}" for view in VIEWS), "δ", "adjacency"]
-    return Table(head, rows)
+    return ChartTable(head, rows)
 
 
 def _epsilon(said: dict[str, Any], run: Run) -> str:
@@ -461,7 +461,7 @@ def again(story: Story) -> str:
         facts.append(["data fingerprint", str(run.summary["fingerprint"])])
     facts.append(["engine", str(run.summary.get("engine", "–"))])
     facts += [[f"{k} version", str(v)] for k, v in run.summary.get("versions", {}).items()]
-    known = table(Table(["what", "value"], facts), "Environment")
+    known = table(ChartTable(["what", "value"], facts), "Environment")
     return known + "".join(_again(member, story.alone is not None) for member in story.members)
 
 

@@ -27,7 +27,7 @@ POINTS = 25  # of a curve
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A finished run and the data that it was trained on."""
 
     run: SavedRun
@@ -57,22 +57,22 @@ class Measured:
         return float(np.mean(known)) if known else math.nan
 
 
-def accuracy(found: Measured) -> float:
+def accuracy(found: MeasuredRun) -> float:
     """Test accuracy in percent, mean of the last five evaluations."""
     return 100 * found.last("accuracy")
 
 
-def error(found: Measured) -> float:
+def error(found: MeasuredRun) -> float:
     """Test error in percent, mean of the last five evaluations."""
     return 100 - accuracy(found)
 
 
-def final_accuracy(found: Measured) -> float:
+def final_accuracy(found: MeasuredRun) -> float:
     """Test accuracy of the released model, in percent."""
     return 100 * float(found.run.summary["accuracy"] or 0.0)
 
 
-def suboptimality(found: Measured) -> float:
+def suboptimality(found: MeasuredRun) -> float:
     """f(x) − f(x*), mean of the last five evaluations."""
     return found.last("loss") - optimal_loss(found.data)
 
@@ -85,7 +85,7 @@ def optimal_loss(data: Federated) -> float:
     return float(0.5 * residuals.square().mean())
 
 
-def distance(found: Measured) -> float:
+def distance(found: MeasuredRun) -> float:
     """‖x − x*‖ of the last model."""
     if found.data.optimum is None:
         raise UserError(f"'{found.data.name}' has no known optimum. Use another measure.")
@@ -93,58 +93,58 @@ def distance(found: Measured) -> float:
     return float((x.flatten().double() - found.data.optimum.x).norm())
 
 
-def position(found: Measured) -> float:
+def position(found: MeasuredRun) -> float:
     """The only coordinate of the last model."""
     return float(next(iter(found.model.values())).flatten()[0])
 
 
-def signal_to_noise(found: Measured) -> float:
+def signal_to_noise(found: MeasuredRun) -> float:
     """‖mean bounded update‖/‖noise on the mean‖, mean over all rounds."""
     pairs = zip(found.column("signal"), found.column("noise"), strict=True)
     return float(np.mean([s / n for s, n in pairs if s is not None and n]))
 
 
-def clipping_ratio(found: Measured) -> float:
+def clipping_ratio(found: MeasuredRun) -> float:
     """B/c of DP-LSGD, Fig. 2, mean over all rounds."""
     return found.mean("second_moment") / float(found.run.settings["recipe"]["bound"]["norm"])
 
 
-def update_norm(found: Measured) -> float:
+def update_norm(found: MeasuredRun) -> float:
     """The mean norm of an update before the bound, over all rounds."""
     return found.mean("norm")
 
 
-def norm_variation(found: Measured) -> float:
+def norm_variation(found: MeasuredRun) -> float:
     """Deviation over median of the norms of a round's updates: 0 if they are concentrated."""
     return found.mean("norm_deviation") / found.mean("norm_median")
 
 
-def update_cosine(found: Measured) -> float:
+def update_cosine(found: MeasuredRun) -> float:
     """Cosine of an update with the last step of the model, mean over clients and rounds."""
     return found.mean("cosine")
 
 
-def bits(found: Measured) -> float:
+def bits(found: MeasuredRun) -> float:
     """Bits per coordinate of a message."""
     recipe, message = _message(found)
     wire = recipe.wire(message.dim, found.data.clients)
     return 32.0 if wire is None else float(wire.bits)
 
 
-def true_delta(found: Measured) -> float:
+def true_delta(found: MeasuredRun) -> float:
     """The δ of one message of the published QTDL, at its own ε: that of any two unit vectors."""
     recipe, message = _message(found)
     sensitivity = message.sensitivity(recipe.adjacency())
     return float(_published(recipe.noise).true_delta(message, sensitivity))
 
 
-def one_step_delta(found: Measured) -> float:
+def one_step_delta(found: MeasuredRun) -> float:
     """The δ of one message of the published QTDL if one coordinate changes by one level."""
     recipe, message = _message(found)
     return float(_published(recipe.noise).masses(message)[-1])
 
 
-def _message(found: Measured) -> tuple[Recipe, Norms]:
+def _message(found: MeasuredRun) -> tuple[Recipe, Norms]:
     from fedveil.serialization.codec import recipe_from_plain
 
     recipe = recipe_from_plain(found.run.settings["recipe"])
@@ -158,7 +158,7 @@ def _published(noise: Noise) -> PublishedLaplace:
     return noise
 
 
-MEASURES: dict[str, Callable[[Measured], float]] = {
+MEASURES: dict[str, Callable[[MeasuredRun], float]] = {
     method.__name__: method
     for method in (
         accuracy, error, final_accuracy, suboptimality, distance, position, signal_to_noise,
@@ -172,7 +172,7 @@ def measured(name: str, path: Path, data: Federated) -> float:
     """A measure of a finished run."""
     if name not in MEASURES:
         raise unknown("measure", name, MEASURES)
-    return MEASURES[name](Measured(SavedRun.open(path), data))
+    return MEASURES[name](MeasuredRun(SavedRun.open(path), data))
 
 
 def curve(path: Path) -> list[tuple[int, float]]:

@@ -18,7 +18,7 @@ MOST = 2**20  # rows in memory: 32 MB
 GROUP = 2**16  # rows per row group of the file
 
 
-class Participants:
+class ParticipantRows:
     """The rows that are not on disk yet. Beyond `MOST` rows the oldest rounds are dropped."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ DIMS, NORMS = (1, 2, 7, 100), (1.0, 0.37, 62.5)
 SLACK = 1 + 1e-9  # of float64 sums in this check
 
 
-class Coins:
+class EqualCoins:
     """A generator whose every uniform number is the same: all coins fall the same way."""
 
     def __init__(self, value: float) -> None:
@@ -60,7 +60,7 @@ def bounded_rows(bound: Norms) -> Tensor:
 
 
 def _coins() -> Iterator[Any]:
-    yield from (Coins(0.0), Coins(1 - 2.0**-53), Coins(0.5))
+    yield from (EqualCoins(0.0), EqualCoins(1 - 2.0**-53), EqualCoins(0.5))
     yield from (np.random.default_rng(seed) for seed in range(20))
 
 

@@ -336,7 +336,7 @@ def check_fresh_noise(recipe: Recipe) -> None:
             )
 
 
-class Recorded(SecretKey):
+class RecordedKey(SecretKey):
     """A key that notes which of its streams were opened, and how often."""
 
     def __init__(self) -> None:
@@ -351,7 +351,7 @@ class Recorded(SecretKey):
 
 def check_streams(recipe: Recipe) -> None:
     """No purpose of a round draws from the stream of another one, nor one client from another's."""
-    key, data = Recorded(), people(CLIENTS)
+    key, data = RecordedKey(), people(CLIENTS)
     engine = Scripted(normal_answers(CLIENTS, DIM))
     state = begin(recipe, torch.zeros(DIM), data, 2, key)
     for _ in range(2):

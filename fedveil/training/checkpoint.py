@@ -14,7 +14,7 @@ from fedveil.training.evaluation import evaluation
 from fedveil.training.records import Record
 from fedveil.training.result import Result
 from fedveil.training.run import Training
-from fedveil.training.scoring import Evaluation, Measured
+from fedveil.training.scoring import Evaluation, MeasuredMetric
 from fedveil.training.spec import RunSpec
 
 NOWHERE = (None, None)  # of an interval that a record does not have
@@ -124,7 +124,7 @@ def of_records(spec: RunSpec, records: Sequence[Record]) -> Evaluation | None:
         values[main.name] = getattr(last, main.name)
     ends = {main.name: (last.metric_low, last.metric_high)}
     metrics = tuple(
-        Measured(m.name, value, *ends.get(m.name, NOWHERE), None, m.higher_is_better, m.share)
+        MeasuredMetric(m.name, value, *ends.get(m.name, NOWHERE), None, m.higher_is_better, m.share)
         for m in spec.metrics.every
         if (value := _finite(values.get(m.name))) is not None
     )

@@ -33,7 +33,7 @@ from fedveil.parts.statistics import Statistics
 from fedveil.random.streams import Key, run_key, stream
 from fedveil.recipe import Recipe
 from fedveil.training.metrics import TOP, Chosen, Metric
-from fedveil.training.scoring import ClassResult, Evaluation, Measured
+from fedveil.training.scoring import ClassResult, Evaluation, MeasuredMetric
 
 FINAL = 0.5  # of the precision, for the final evaluation
 MAIN = 4.0  # the precision of the main metric's table, over that of another one
@@ -330,7 +330,7 @@ def _evaluation(
 
 def _measured(
     plan: EvaluationPlan, metric: Metric, tables: dict[str, Table], data: Federated
-) -> Measured:
+) -> MeasuredMetric:
     """A metric by its table, in its own unit."""
     table, scale = tables[TABLES[metric.name]], 1.0
     baseline: float | None = None
@@ -353,7 +353,9 @@ def _measured(
         case _:
             found, baseline = _of_classes(metric.name, table, data.classes)
     value, low, high = (end * scale if math.isfinite(found.value) else None for end in found)
-    return Measured(metric.name, value, low, high, baseline, metric.higher_is_better, metric.share)
+    return MeasuredMetric(
+        metric.name, value, low, high, baseline, metric.higher_is_better, metric.share
+    )
 
 
 def _of_classes(name: str, table: Table, classes: int) -> tuple[Interval, float | None]:

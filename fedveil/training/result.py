@@ -19,7 +19,7 @@ from fedveil.serialization.codec import to_plain
 from fedveil.serialization.versions import versions
 from fedveil.training.metrics import shown, titled
 from fedveil.training.records import Record, recent
-from fedveil.training.scoring import Evaluation, Measured
+from fedveil.training.scoring import Evaluation, MeasuredMetric
 
 if TYPE_CHECKING:
     from polars import DataFrame
@@ -156,6 +156,6 @@ class Result:
         }
 
 
-def _row(m: Measured) -> tuple[str, str, str, str]:
+def _row(m: MeasuredMetric) -> tuple[str, str, str, str]:
     ends = "–" if m.low is None else f"{shown(m.low, m.share)} – {shown(m.high, m.share)}"
     return titled(m.name), shown(m.value, m.share), ends, shown(m.baseline, m.share)

@@ -31,7 +31,7 @@ from fedveil.privacy.statement import Statement, statement
 from fedveil.random.streams import Key
 from fedveil.recipe import Recipe, View
 from fedveil.runs.directory import RunDirectory
-from fedveil.runs.participants import Participants
+from fedveil.runs.participants import ParticipantRows
 from fedveil.training.private_evaluation import EvaluationPlan, can_map, evaluate_privately
 from fedveil.training.records import Record
 from fedveil.training.scoring import Evaluation, answers, scored
@@ -103,7 +103,7 @@ class Training:
         return self.progress.records
 
     @property
-    def participants(self) -> Participants:
+    def participants(self) -> ParticipantRows:
         """The participants of recent rounds that are not on disk yet."""
         return self.progress.participants
 

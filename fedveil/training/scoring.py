@@ -118,7 +118,7 @@ def _affordable(task: Task, x: Tensor, test: Examples) -> int:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredMetric:
     """One metric of a model; None where it is not defined."""
 
     name: str
@@ -155,13 +155,13 @@ class Evaluation:
     metric: str  # the main one
     target: str
     examples: int
-    metrics: tuple[Measured, ...]
+    metrics: tuple[MeasuredMetric, ...]
     classes: tuple[ClassResult, ...] = ()
     unit: str = "example"  # what counts once
     epsilon: float | None = None  # of all evaluations of the run, if they carry noise
 
     @property
-    def main(self) -> Measured:
+    def main(self) -> MeasuredMetric:
         """The metric that ranks runs."""
         return next(m for m in self.metrics if m.name == self.metric)
 
@@ -188,7 +188,7 @@ class Evaluation:
             str(plain["metric"]),
             str(plain["target"]),
             int(plain["examples"]),
-            tuple(Measured(**m) for m in plain["metrics"]),
+            tuple(MeasuredMetric(**m) for m in plain["metrics"]),
             tuple(ClassResult(**c) for c in plain["classes"]),
             str(plain.get("unit", "example")),
             plain.get("epsilon"),
@@ -208,7 +208,7 @@ def from_confusion(names: Sequence[str], counts: Sequence[Sequence[int]]) -> Eva
     table = np.asarray(counts)
     right, examples, predicted = np.diag(table), table.sum(1), table.sum(0)
     total = int(table.sum())
-    accuracy = Measured(
+    accuracy = MeasuredMetric(
         "accuracy", int(right.sum()) / max(1, total), *wilson(int(right.sum()), total),
         int(examples.max()) / max(1, total), share=True,
     )  # fmt: skip
@@ -286,7 +286,7 @@ def scored(metric: Metric, found: Answers) -> float:
     return attempted(metric, found)[0]
 
 
-def _measured(metric: Metric, found: Answers, constant: Answers) -> Measured:
+def _measured(metric: Metric, found: Answers, constant: Answers) -> MeasuredMetric:
     value, failure = attempted(metric, found)
     if failure:
         log.warning(
@@ -295,7 +295,7 @@ def _measured(metric: Metric, found: Answers, constant: Answers) -> Measured:
     low, high = _interval(metric, found, value)
     baseline = scored(metric, constant) if metric.compared else math.nan
     ends = _finite(low), _finite(high), _finite(baseline)
-    return Measured(metric.name, _finite(value), *ends, metric.higher_is_better, metric.share)
+    return MeasuredMetric(metric.name, _finite(value), *ends, metric.higher_is_better, metric.share)
 
 
 def _interval(metric: Metric, found: Answers, value: float) -> tuple[float, float]:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from fedveil.data.encoding import TableEncoder
     from fedveil.data.federated import Dataset, Federated
     from fedveil.data.partition import Partitioner
-    from fedveil.data.table import Noise
+    from fedveil.data.table import StatisticsNoise
 
-    Granted = Callable[[int, str], Noise | None]
+    Granted = Callable[[int, str], StatisticsNoise | None]
 
 
 def load_for(settings: Settings, run: Path | None = None) -> Federated:
@@ -50,7 +50,7 @@ def statistics_of(settings: Settings) -> Granted | None:
     if epsilon is None or settings.per_round or not recipe.private or recipe.view != "models":
         return None
 
-    def granted(clients: int, subject: str) -> Noise:
+    def granted(clients: int, subject: str) -> StatisticsNoise:
         delta = sensible_delta(clients) if settings.delta is None else settings.delta
         return keyed(Allowance.share(epsilon, delta), seed, noise, subject)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fedveil.ledger.charging import Enrolment
 from fedveil.loop import State
-from fedveil.runs.participants import Participants
+from fedveil.runs.participants import ParticipantRows
 from fedveil.training.records import Record
 from fedveil.training.scoring import Evaluation
 
@@ -17,6 +17,6 @@ class RunState:
 
     loop: State
     records: list[Record] = field(default_factory=list)
-    participants: Participants = field(default_factory=Participants)
+    participants: ParticipantRows = field(default_factory=ParticipantRows)
     enrolment: Enrolment | None = None  # None before the run is enrolled
     evaluation: Evaluation | None = None  # the last one with noise

@@ -22,11 +22,11 @@ from fedveil.federation.secagg import (
     terms,
 )
 from fedveil.federation.secagg.aggregator import Aggregator
-from fedveil.federation.secagg.member import Member
+from fedveil.federation.secagg.member import SecureMember
 from fedveil.federation.secagg.messages import Reader
 from fedveil.federation.secagg.primitives import Pair
 from fedveil.federation.secagg.refusals import Refusal
-from fedveil.federation.secagg.seat import Seat
+from fedveil.federation.secagg.seat import SecureSeat
 from fedveil.federation.secagg.terms import RoundContext, SecAggTerms
 from fedveil.federation.secagg.unmasking import Unmasking
 from tests.mutations.making import Mutation, line, mutate, named, require_caught, returning
@@ -168,33 +168,33 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     # what a client checks before it enters a round
     (
         "another agreement",
-        line(Member, "_check_place", ("agreement != self._agreement", "False")),
+        line(SecureMember, "_check_place", ("agreement != self._agreement", "False")),
         entry("another agreement"),
     ),
     (
         "another opening",
-        line(Member, "_check_place", ("opening != self._opening", "False")),
+        line(SecureMember, "_check_place", ("opening != self._opening", "False")),
         entry("another opening"),
     ),
     (
         "another model",
-        line(Member, "_check_model", ("model != context.model", "False")),
+        line(SecureMember, "_check_model", ("model != context.model", "False")),
         entry("another model"),
     ),
     (
         "another model later on",
-        line(Member, "_seated", ("self._check_model(seat.context, model)", "pass")),
+        line(SecureMember, "_seated", ("self._check_model(seat.context, model)", "pass")),
         SERVER.test_another_model_after_the_round_was_entered_is_refused,
     ),
     (
         "other terms",
-        line(Member, "_check_context", ("context.terms != self._terms", "False")),
+        line(SecureMember, "_check_context", ("context.terms != self._terms", "False")),
         entry("fewer survivors"),
     ),
     (
         "terms compared in part",
         line(
-            Member,
+            SecureMember,
             "_check_context",
             ("context.terms != self._terms", "context.terms.threshold < self._terms.threshold"),
         ),
@@ -202,28 +202,28 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     ),
     (
         "a cohort without oneself",
-        line(Member, "_check_context", ("{self._client} <= ", "")),
+        line(SecureMember, "_check_context", ("{self._client} <= ", "")),
         entry("a cohort without this client"),
     ),
     (
         "a client without an identity",
-        line(Member, "_check_context", (" <= self._roster.keys()", "")),
+        line(SecureMember, "_check_context", (" <= self._roster.keys()", "")),
         entry("a client without an identity"),
     ),
     (
         "foreign keys",
-        line(Member, "_check_records", ("not records.keys() <= set(context.cohort) or ", "")),
+        line(SecureMember, "_check_records", ("not records.keys() <= set(context.cohort) or ", "")),
         entry("keys of a client outside the cohort"),
     ),
     (
         "one's own keys exchanged",
-        line(Member, "_check_records", (" or records.get(self._client) != own", "")),
+        line(SecureMember, "_check_records", (" or records.get(self._client) != own", "")),
         entry("one's own keys exchanged"),
     ),
     (
         "too few keys",
         line(
-            Member,
+            SecureMember,
             "_check_records",
             ("len(records) < (needed := context.terms.needed)", "(needed := 0)"),
         ),
@@ -231,13 +231,13 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     ),
     (
         "a key twice",
-        line(Member, "_check_records", ("have_duplicates(records)", "False")),
+        line(SecureMember, "_check_records", ("have_duplicates(records)", "False")),
         entry("one client's keys given to another"),
     ),
     (
         "unsigned keys",
         line(
-            Member,
+            SecureMember,
             "_check_records",
             ("not record.signed(where, client, self._roster[client])", "False"),
         ),
@@ -246,7 +246,7 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     (
         "keys signed by anyone",
         line(
-            Member,
+            SecureMember,
             "_check_records",
             (
                 "not record.signed(where, client, self._roster[client])",
@@ -293,17 +293,19 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     ),
     (
         "keys used twice",
-        line(Member, "_shares", ("self._seat, self._ahead = seat, None", "self._seat = seat")),
+        line(
+            SecureMember, "_shares", ("self._seat, self._ahead = seat, None", "self._seat = seat")
+        ),
         SERVER.test_a_second_session_in_the_same_round_is_not_entered,
     ),
     (
         "an old round entered again",
-        line(Member, "_keys_of", ("round <= self._newest", "False")),
+        line(SecureMember, "_keys_of", ("round <= self._newest", "False")),
         SERVER.test_old_rounds_are_not_entered_again,
     ),
     (
         "secrets kept after the round",
-        line(Member, "_keys", ("self._seat = None", "pass")),
+        line(SecureMember, "_keys", ("self._seat = None", "pass")),
         SERVER.test_secrets_are_erased_when_no_later_stage_needs_them,
     ),
     # terms and context
@@ -370,12 +372,12 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     # boxes
     (
         "a box from nobody",
-        line(Seat, "masked", ("not boxes.keys() <= self._own.opening.keys()", "False")),
+        line(SecureSeat, "masked", ("not boxes.keys() <= self._own.opening.keys()", "False")),
         boxes("a box from outside"),
     ),
     (
         "too few boxes",
-        line(Seat, "masked", ("self._check_size(len(boxes) + 1)", "pass")),
+        line(SecureSeat, "masked", ("self._check_size(len(boxes) + 1)", "pass")),
         boxes("too few boxes"),
     ),
     (
@@ -405,17 +407,17 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     # masks
     (
         "no self mask",
-        line(Seat, "_add_masks", ("[own, *plus]", "plus")),
+        line(SecureSeat, "_add_masks", ("[own, *plus]", "plus")),
         secret(test_secrecy.test_a_late_message_stays_hidden_after_its_pair_masks_are_known),
     ),
     (
         "no masks between clients",
-        line(Seat, "_add_masks", ("[own, *plus], minus", "[own], []")),
+        line(SecureSeat, "_add_masks", ("[own, *plus], minus", "[own], []")),
         secret(test_secrecy.test_survivors_stay_hidden_after_their_self_masks_are_known),
     ),
     (
         "masks with half of the clients",
-        line(Seat, "_add_masks", ("[own, *plus], minus", "[own, *plus], []")),
+        line(SecureSeat, "_add_masks", ("[own, *plus], minus", "[own, *plus], []")),
         exact,
     ),
     (
@@ -445,7 +447,7 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     (
         "a stage answered again",
         line(
-            Seat,
+            SecureSeat,
             "once",
             ("if kind in self._answers:", "if False:"),
             ("kind != self._next", "False"),
@@ -455,58 +457,64 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     (
         "shares revealed again",
         line(
-            Seat,
+            SecureSeat,
             "once",
             ("if kind in self._answers:", "if False:"),
             ("kind != self._next", "False"),
         ),
         SERVER.test_shares_are_revealed_once,
     ),
-    ("stages out of order", line(Seat, "once", ("kind != self._next", "False")), out_of_order),
+    (
+        "stages out of order",
+        line(SecureSeat, "once", ("kind != self._next", "False")),
+        out_of_order,
+    ),
     (
         "a message computed twice",
-        line(Seat, "masked", ("self._next = None", "pass"), ("self._secrets = None", "pass")),
+        line(SecureSeat, "masked", ("self._next = None", "pass"), ("self._secrets = None", "pass")),
         test_rounds.test_a_message_is_computed_at_most_once_even_if_it_fails,
     ),
     (
         "secrets kept",
-        line(Seat, "masked", ("self._secrets = None", "pass")),
+        line(SecureSeat, "masked", ("self._secrets = None", "pass")),
         SERVER.test_secrets_are_erased_when_no_later_stage_needs_them,
     ),
     (
         "shares kept",
-        line(Seat, "reveal", ("self._held = {}", "pass")),
+        line(SecureSeat, "reveal", ("self._held = {}", "pass")),
         SERVER.test_secrets_are_erased_when_no_later_stage_needs_them,
     ),
     (
         "another session",
-        line(Seat, "_check_session", ("session != self._session", "False")),
+        line(SecureSeat, "_check_session", ("session != self._session", "False")),
         SERVER.test_another_session_is_refused_at_every_later_stage,
     ),
     # survivors and shares
     (
         "a list without oneself",
-        line(Seat, "consistency", ("{self._client} <= ", "")),
+        line(SecureSeat, "consistency", ("{self._client} <= ", "")),
         survivors((SECOND, THIRD, FOURTH, CORRUPT), "survivors"),
     ),
     (
         "a list with strangers",
-        line(Seat, "consistency", (" <= self._held.keys()", "")),
+        line(SecureSeat, "consistency", (" <= self._held.keys()", "")),
         survivors((ME, SECOND, THIRD, FOURTH, 1000), "survivors"),
     ),
     (
         "survivors without shares",
-        line(Seat, "consistency", (" <= self._held.keys()", "")),
+        line(SecureSeat, "consistency", (" <= self._held.keys()", "")),
         SERVER.test_survivors_without_shares_are_not_signed,
     ),
     (
         "too few survivors",
-        line(Seat, "consistency", ("self._check_size(len(survivors))", "pass")),
+        line(SecureSeat, "consistency", ("self._check_size(len(survivors))", "pass")),
         survivors((ME, SECOND, THIRD), "too-few"),
     ),
     (
         "enough not awaited",
-        line(Seat, "_check_size", ("self.context.terms.needed", "self.context.terms.threshold")),
+        line(
+            SecureSeat, "_check_size", ("self.context.terms.needed", "self.context.terms.threshold")
+        ),
         SERVER.test_enough_survivors_are_awaited_even_if_the_threshold_is_lower,
     ),
     (
@@ -517,7 +525,7 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     (
         "too few signatures",
         line(
-            Seat,
+            SecureSeat,
             "_check_signatures",
             ("len(signatures) < (needed := self.context.terms.threshold)", "(needed := 0)"),
         ),
@@ -525,7 +533,11 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     ),
     (
         "signatures of strangers",
-        line(Seat, "_check_signatures", ("not signatures.keys() <= set(self._survivors)", "False")),
+        line(
+            SecureSeat,
+            "_check_signatures",
+            ("not signatures.keys() <= set(self._survivors)", "False"),
+        ),
         SERVER.test_too_few_or_foreign_signatures_reveal_nothing,
     ),
     (
@@ -569,12 +581,14 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     ),
     (
         "the wrong share of survivors",
-        line(Seat, "reveal", ("if client in alive", "if client not in alive")),
+        line(SecureSeat, "reveal", ("if client in alive", "if client not in alive")),
         SERVER.test_one_share_of_each_client_and_never_the_other,
     ),
     (
         "keys of survivors revealed",
-        line(Seat, "reveal", ("held.self_mask if client in alive else held.mask", "held.mask")),
+        line(
+            SecureSeat, "reveal", ("held.self_mask if client in alive else held.mask", "held.mask")
+        ),
         SERVER.test_one_share_of_each_client_and_never_the_other,
     ),
     # parsers
@@ -694,7 +708,9 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     (
         "a polynomial of too low degree",
         line(
-            Seat, "_split", ("self.context.terms.threshold - 1", "self.context.terms.threshold - 2")
+            SecureSeat,
+            "_split",
+            ("self.context.terms.threshold - 1", "self.context.terms.threshold - 2"),
         ),
         threshold_of_shares,
     ),
@@ -721,25 +737,25 @@ MISTAKES: list[tuple[str, Make, Callable[[], Any]]] = [
     ),
     (
         "shares for a list with one signature",
-        returning(Seat, "_check_signatures", lambda seat, signatures: None),
+        returning(SecureSeat, "_check_signatures", lambda seat, signatures: None),
         lambda: attacked(UnevenLists, 2),
     ),
     (
         "shares for several lists",
         both(
             line(
-                Seat,
+                SecureSeat,
                 "once",
                 ("if kind in self._answers:", "if False:"),
                 ("kind != self._next", "False"),
             ),
-            line(Seat, "reveal", ("self._held = {}", "pass")),
+            line(SecureSeat, "reveal", ("self._held = {}", "pass")),
         ),
         attacked,
     ),
     (
         "survivors that are too few",
-        line(Seat, "_check_size", ("self.context.terms.needed", "0")),
+        line(SecureSeat, "_check_size", ("self.context.terms.needed", "0")),
         attacked,
     ),
     # the released sum

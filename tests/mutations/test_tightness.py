@@ -248,7 +248,7 @@ SETTINGS = [
     ),
     Mutation(
         "a count without a guarantee loses nothing",
-        line(losses.Unbounded, "get_delta_for_epsilon", ("return 1.0", "return 0.0")),
+        line(losses.InfiniteLoss, "get_delta_for_epsilon", ("return 1.0", "return 0.0")),
         "a rare count without a guarantee",
         lambda: test_losses.test_a_count_without_a_guarantee_loses_no_more_than_its_chance(
             (1.0, 1e-9)

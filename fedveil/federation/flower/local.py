@@ -21,7 +21,7 @@ from fedveil.errors import UserError
 from fedveil.federation.flower.certificates import Certificates, write_certificates
 from fedveil.federation.flower.keys import node_key, write_node_key
 from fedveil.federation.flower.processes import (
-    Processes,
+    ChildProcesses,
     accepts,
     environment,
     free_port,
@@ -74,7 +74,7 @@ class LocalFederation:
         self.directory, self._count, self._database = directory.resolve(), nodes, database
         self.address = f"127.0.0.1:{free_port()}"
         self.home = self.directory / "flwr"
-        self.processes = Processes(self.directory / "logs", environment(self.home))
+        self.processes = ChildProcesses(self.directory / "logs", environment(self.home))
         self.nodes: list[Node] = []
 
     def __enter__(self) -> LocalFederation:

@@ -20,7 +20,7 @@ PAUSE = 0.05
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 
 
-class Processes:
+class ChildProcesses:
     """Named child processes with a log file each. `end` ends all of them and their children."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str]) -> None:

@@ -11,7 +11,7 @@ from fedveil.federation.secagg.keys import KeyRecord, RoundKeys, context_place, 
 from fedveil.federation.secagg.messages import Kind, SharesRequest, kind_of
 from fedveil.federation.secagg.primitives import Identity
 from fedveil.federation.secagg.refusals import Refusal
-from fedveil.federation.secagg.seat import Levels, Seat
+from fedveil.federation.secagg.seat import Levels, SecureSeat
 from fedveil.federation.secagg.shamir import Entropy
 from fedveil.federation.secagg.terms import (
     RoundContext,
@@ -22,7 +22,7 @@ from fedveil.federation.secagg.terms import (
 )
 
 
-class Member:
+class SecureMember:
     """One client during one opening of a server.  It believes nothing that the server says.
 
     Agreement, opening, terms and roster are what the client's owner has accepted. `answer` compares
@@ -52,7 +52,7 @@ class Member:
         self._entropy = entropy
         self._ahead: RoundKeys | None = None  # of a round that this client has not entered
         self._newest = -1  # the last round that this client has drawn keys for
-        self._seat: Seat | None = None
+        self._seat: SecureSeat | None = None
 
     def answer(self, request: bytes, model: bytes, levels: Levels) -> bytes:
         """The reply to a request, or `Refusal`.  A refused request changes nothing.
@@ -86,7 +86,9 @@ class Member:
         self._check_context(asked.context, model)
         keys = self._unused_keys(asked.context.round)
         self._check_records(asked.context, asked.records, keys.record)
-        seat = Seat(self._client, asked.context, self._roster, asked.records, keys, self._entropy)
+        seat = SecureSeat(
+            self._client, asked.context, self._roster, asked.records, keys, self._entropy
+        )
         reply = seat.once(Kind.SHARES, request, seat.shares)
         self._seat, self._ahead = seat, None
         return reply

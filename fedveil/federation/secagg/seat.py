@@ -53,14 +53,14 @@ class Secrets:
 
 
 @dataclass(frozen=True, repr=False)
-class Shares:
+class SecretShares:
     """One client's shares of another's two secrets. At most one of them is ever revealed."""
 
     mask: int  # of the private mask key, revealed if the client is lost
     self_mask: int  # of the seed of the self mask, revealed if the client's message is in the sum
 
 
-class Seat:
+class SecureSeat:
     """One client in one session.  A stage is answered once; a repeated request, by the same reply.
 
     Bonawitz et al. 2017, Figure 4, the user's side, with the changes that docs/secagg.md lists.
@@ -81,7 +81,7 @@ class Seat:
         self._client, self._roster, self._records = client, roster, dict(records)
         self._session = session_of(context, roster, records)
         self._secrets: Secrets | None = Secrets(keys, entropy(KEY))
-        self._held: dict[int, Shares] = {}
+        self._held: dict[int, SecretShares] = {}
         self._survivors: tuple[int, ...] = ()
         self._next: Kind | None = Kind.SHARES
         self._answers: dict[Kind, tuple[bytes, bytes]] = {}
@@ -107,7 +107,7 @@ class Seat:
         """Stage 1: a box for every other client, with its shares of both secrets."""
         own = self._own
         masks, selves = self._split(own.keys.mask.seed), self._split(own.seed)
-        self._held[self._client] = Shares(masks[self._client], selves[self._client])
+        self._held[self._client] = SecretShares(masks[self._client], selves[self._client])
         boxes = []
         for other in self._others:
             secret = own.keys.box.agree(self._records[other].box)
@@ -181,10 +181,10 @@ class Seat:
         others = [draw_element(self._entropy) for _ in range(self.context.terms.threshold - 1)]
         return dict(zip(clients, split(int.from_bytes(secret, "big"), points, others), strict=True))
 
-    def _opened(self, sender: int, box: bytes) -> Shares:
+    def _opened(self, sender: int, box: bytes) -> SecretShares:
         label = box_label(sender, self._client)
         text = unseal(self._own.opening[sender], box, self._session + label)
-        return Shares(messages.element(text[:ELEMENT]), messages.element(text[ELEMENT:]))
+        return SecretShares(messages.element(text[:ELEMENT]), messages.element(text[ELEMENT:]))
 
     def _residues(self, levels: np.ndarray) -> np.ndarray:
         """The client's own message, as words that wrap."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedveil.federation.flower.local import LocalFederation
-from fedveil.federation.flower.processes import Processes, environment
+from fedveil.federation.flower.processes import ChildProcesses, environment
 from tests.system.forked import fork
 
 
-class ForkedProcesses(Processes):
+class ForkedProcesses(ChildProcesses):
     """`Processes` whose Python programs begin in a fork."""
 
     def start(

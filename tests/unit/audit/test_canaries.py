@@ -19,7 +19,7 @@ from fedveil.parts.bound import AdaptiveClip
 from fedveil.parts.cohort import Poisson
 from fedveil.recipe import Recipe, observed
 from fedveil.testing.bounds import bounded
-from fedveil.testing.recipes import Recorded
+from fedveil.testing.recipes import RecordedKey
 from fedveil.testing.replay import Scripted, WatchedNoise, normal_answers
 from tests.contracts.examples import PRIVATE
 from tests.statistics.audit.chances import DEVIATIONS
@@ -41,7 +41,7 @@ def test_directions_are_unit_vectors_drawn_afresh_and_found_again() -> None:
 
 def test_canaries_draw_from_streams_of_their_own() -> None:
     """Directions that came from the noise's stream would be found in the noise."""
-    recipe, key = PRIVATE["dp_fedavg"], Recorded()
+    recipe, key = PRIVATE["dp_fedavg"], RecordedKey()
     data, places = with_canaries(_people(8), COUNT, np.random.default_rng(3))
     canaries = Canaries(places, np.ones(COUNT), DIM, key)
     engine = CanaryEngine(Scripted(normal_answers(data.clients, DIM)), canaries, recipe)

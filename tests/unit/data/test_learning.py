@@ -16,7 +16,7 @@ from fedveil.aggregates.desk import GRID, Contributions, Desk
 from fedveil.data.encoding import CategoryColumn, DateColumn, PublicColumn, TableEncoder
 from fedveil.data.federated import Dataset
 from fedveil.data.partition import ByKey, Iid
-from fedveil.data.table import Noise, TableOptions, load_table, read_table
+from fedveil.data.table import StatisticsNoise, TableOptions, load_table, read_table
 from fedveil.errors import UserError
 from fedveil.training.prepare import prepare
 from tests.unit.data.test_apart import ATTACKS, load, rows
@@ -108,7 +108,7 @@ def subject(frame: Any, **given: Any) -> str:
     """What the noise of a table's statistics is keyed by."""
     seen = []
 
-    def granted(_: int, subject: str) -> Noise | None:
+    def granted(_: int, subject: str) -> StatisticsNoise | None:
         seen.append(subject)
         return None
 

@@ -11,12 +11,12 @@ from fedveil import algorithms
 from fedveil.diagnosis.answers import MISSED, ONE_CLASS, USELESS, one_class
 from fedveil.diagnosis.diagnose import diagnose
 from fedveil.diagnosis.run import DiagnosedRun, read
-from fedveil.training.scoring import Evaluation, Measured, from_confusion
+from fedveil.training.scoring import Evaluation, MeasuredMetric, from_confusion
 from fedveil.training.start import train
 from tests.unit.training.test_metrics import rare
 
 
-def run(counts: list[list[int]], *metrics: Measured) -> DiagnosedRun:
+def run(counts: list[list[int]], *metrics: MeasuredMetric) -> DiagnosedRun:
     names = ["no", "yes", "unknown"][: len(counts)]
     found = from_confusion(names, counts)
     known = replace(found, metrics=(*found.metrics, *metrics))
@@ -34,7 +34,7 @@ def test_one_answer_for_every_example_is_told_with_its_counts() -> None:
 
 
 def test_a_bounded_model_that_ranks_well_needs_no_weights() -> None:
-    auc = Measured("auc", 0.83, 0.80, 0.85, 0.5, share=True)
+    auc = MeasuredMetric("auc", 0.83, 0.80, 0.85, 0.5, share=True)
     plain = run([[7_847, 0], [153, 0]], auc)
     found = ONE_CLASS(replace(plain, recipe=algorithms.dp_norm_fedavg(noise_multiplier=1.0)))
     assert found is not None
@@ -75,7 +75,7 @@ def test_a_useful_model_and_too_few_examples_are_not_told(counts: list[list[int]
 
 
 def test_an_interval_over_the_baseline_is_useless() -> None:
-    bad = Measured("auc", 0.52, 0.47, 0.57, 0.5, share=True)
+    bad = MeasuredMetric("auc", 0.52, 0.47, 0.57, 0.5, share=True)
     found = USELESS(run([[60, 40], [20, 30]], bad))
     assert found is not None
     assert "AUC 52.0% (95% interval 47.0% to 57.0%), against 50.0%" in found.evidence

@@ -151,7 +151,7 @@ def test_large_runs_stay_small_on_disk(tmp_path: Path) -> None:
 
     directory = RunDirectory.create(tmp_path / "run")
     rng = torch.Generator().manual_seed(0)
-    kept = participants.Participants()
+    kept = participants.ParticipantRows()
     for round in range(1, 201):
         numbers = torch.rand(3, 600, generator=rng).double()
         clients = torch.randperm(3000, generator=rng)[:600].sort().values.numpy()

@@ -16,7 +16,7 @@ from fedveil.data.fields import Layout
 from fedveil.engines import devices, updates
 from fedveil.engines.dense import DenseEngine
 from fedveil.engines.devices import CPU, PlacedEngine, device_of, refuse_float64, room
-from fedveil.engines.dropout import Coins
+from fedveil.engines.dropout import DropoutStreams
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
@@ -154,7 +154,9 @@ def moved(name: str, kind: str, plan: str, device: torch.device, float64: bool =
     engine = PlacedEngine(ENGINES[kind](task), device, float64)
     local = PLANS[plan].plan(data.sizes, 0, np.random.default_rng(0))
     clients = np.arange(data.clients)
-    found = engine.updates(task.flatten(), Group(data, clients, local, Coins(1, 2, clients)))
+    found = engine.updates(
+        task.flatten(), Group(data, clients, local, DropoutStreams(1, 2, clients))
+    )
     scale = torch.linspace(0.0, 1.0, data.clients, dtype=torch.float64)
     return torch.cat([found.weighted_sum(scale), found.norms().float(), found.rows().flatten()])
 

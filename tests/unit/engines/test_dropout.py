@@ -14,7 +14,7 @@ from fedveil import algorithms
 from fedveil.data.federated import Examples, Federated
 from fedveil.engines.choose import choose
 from fedveil.engines.dense import DenseEngine
-from fedveil.engines.dropout import LEVELS, Coins, Masks, dropped, example_seeds
+from fedveil.engines.dropout import LEVELS, DropoutStreams, Masks, dropped, example_seeds
 from fedveil.engines.factored import FactoredEngine
 from fedveil.engines.loop import LoopEngine
 from fedveil.engines.task import Task
@@ -111,7 +111,7 @@ def rows(
     who = np.array(clients)
     local = SGD(Constant(0.1), steps=2, batch=batch)
     plan = local.plan(data.sizes[who], 0, np.random.default_rng(0))
-    group = Group(data, who, plan, Coins(5, round, who))
+    group = Group(data, who, plan, DropoutStreams(5, round, who))
     return engine.updates(task.flatten(), group).rows().clone()
 
 
@@ -156,7 +156,7 @@ def test_masks_differ_between_rounds_and_repeat_with_the_key() -> None:
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_masks_drop_with_probability_p_independently(p: float) -> None:
     """n = 2·10⁵ entries: a rate off by 0.005, or a correlation of 0.02, fails; chance < 1e-5."""
-    seeds = example_seeds(Coins(0, 0, np.arange(10)).seeds(), 3, 5).flatten(0, 1)
+    seeds = example_seeds(DropoutStreams(0, 0, np.arange(10)).seeds(), 3, 5).flatten(0, 1)
     masks = Masks(seeds, [torch.Size([1, 4000])] * 2)
     first, second = ((dropped(masks, torch.ones(50, 4000), p) > 0).float() for _ in range(2))
     assert abs(float(first.mean()) - (1 - p)) < 4.5 * (p * (1 - p) / 2e5) ** 0.5

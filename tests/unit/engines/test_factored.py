@@ -14,7 +14,7 @@ from fedveil.engines.bounding import scales_of
 from fedveil.engines.choose import choose
 from fedveil.engines.factored import FactoredEngine, FactoredUpdates
 from fedveil.engines.loop import LoopEngine
-from fedveil.engines.stores import Factors, Rows
+from fedveil.engines.stores import Factors, StoredRows
 from fedveil.engines.task import Task
 from fedveil.engines.updates import Group
 from fedveil.errors import UserError
@@ -237,9 +237,9 @@ def test_single_examples_are_never_written_out() -> None:
 
 def test_many_factors_are_written_out() -> None:
     _, _, second, _ = held(wide, SGD(Constant(0.1), steps=5))
-    assert isinstance(second, Rows)
+    assert isinstance(second, StoredRows)
     first = held(wide, SGD(Constant(0.1), steps=3), width=60)[0]
-    assert isinstance(first, Rows)
+    assert isinstance(first, StoredRows)
 
 
 def test_norms_are_not_fooled_by_factors_that_cancel() -> None:

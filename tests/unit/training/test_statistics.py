@@ -12,7 +12,7 @@ import pytest
 
 import fedveil as fv
 from fedveil.accounting import accountant as accounting
-from fedveil.aggregates.moments import Estimate
+from fedveil.aggregates.moments import NoisyEstimate
 from fedveil.errors import UserError
 from fedveil.ledger.ledger import Account, Ledger, open_ledger
 from fedveil.ledger.session import BudgetError
@@ -121,9 +121,10 @@ def test_other_bytes_with_the_same_noise_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(tmp_path, 1.0, **RANGED)
-    monkeypatch.setattr(statistics, "total", lambda *_: Estimate(1.0, 1.0))  # as another version
+    found = NoisyEstimate(1.0, 1.0)  # as another version
+    monkeypatch.setattr(statistics, "total", lambda *_: found)
     way_out = (
-        "released before with other bytes.*or start anew with another seed or with secret noise"
+        "released before with other bytes.*or start a new run with another seed or with secret"
     )
     with pytest.raises(UserError, match=way_out):
         asked(tmp_path, 1.0, **RANGED)

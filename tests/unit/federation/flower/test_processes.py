@@ -13,7 +13,13 @@ import pytest
 
 from fedveil.errors import UserError
 from fedveil.federation.flower import processes as module
-from fedveil.federation.flower.processes import Processes, accepts, environment, free_port, wait_for
+from fedveil.federation.flower.processes import (
+    ChildProcesses,
+    accepts,
+    environment,
+    free_port,
+    wait_for,
+)
 
 SLEEP = [sys.executable, "-c", "import time; print('ready', flush=True); time.sleep(60)"]
 STUBBORN = [
@@ -25,15 +31,15 @@ STUBBORN = [
 
 
 @pytest.fixture
-def processes(tmp_path: Path) -> Processes:
-    return Processes(tmp_path, os.environ)
+def processes(tmp_path: Path) -> ChildProcesses:
+    return ChildProcesses(tmp_path, os.environ)
 
 
-def wait_until_ready(processes: Processes, name: str) -> None:
+def wait_until_ready(processes: ChildProcesses, name: str) -> None:
     wait_for(name, lambda: "ready" in processes.log(name).read_text(), 20)
 
 
-def test_a_process_is_started_once_and_ended(processes: Processes) -> None:
+def test_a_process_is_started_once_and_ended(processes: ChildProcesses) -> None:
     pid = processes.start("one", SLEEP)
     wait_until_ready(processes, "one")
     assert processes.alive("one")
@@ -46,7 +52,7 @@ def test_a_process_is_started_once_and_ended(processes: Processes) -> None:
 
 
 def test_one_that_ignores_sigterm_is_killed(
-    processes: Processes, monkeypatch: pytest.MonkeyPatch
+    processes: ChildProcesses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "GRACE", 0.1)
     processes.start("stubborn", STUBBORN)
@@ -56,7 +62,9 @@ def test_one_that_ignores_sigterm_is_killed(
     assert time.monotonic() - began < 10
 
 
-def test_what_a_process_started_ends_with_it_and_nothing_else_does(processes: Processes) -> None:
+def test_what_a_process_started_ends_with_it_and_nothing_else_does(
+    processes: ChildProcesses,
+) -> None:
     other = subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL)
     child = (
         f"import subprocess, time; p = subprocess.Popen({SLEEP!r}); print(p.pid); time.sleep(60)"
@@ -79,7 +87,7 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_the_end_of_a_log_says_why_a_process_ended(processes: Processes) -> None:
+def test_the_end_of_a_log_says_why_a_process_ended(processes: ChildProcesses) -> None:
     processes.start("broken", [sys.executable, "-c", "raise SystemExit('no such option')"])
     wait_for("Its end", lambda: not processes.alive("broken"), 20)
     with pytest.raises(UserError, match="no such option"):

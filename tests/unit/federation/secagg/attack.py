@@ -18,10 +18,10 @@ import numpy as np
 from fedveil.federation.secagg import messages, terms
 from fedveil.federation.secagg.derived import survivors_text
 from fedveil.federation.secagg.keys import KeyRecord, RoundKeys
-from fedveil.federation.secagg.member import Member
+from fedveil.federation.secagg.member import SecureMember
 from fedveil.federation.secagg.messages import Kind, RevealReply, SharesReply, SharesRequest
 from fedveil.federation.secagg.refusals import Refusal
-from fedveil.federation.secagg.seat import Seat
+from fedveil.federation.secagg.seat import SecureSeat
 from fedveil.federation.secagg.terms import RoundContext, SecAggTerms, place
 from tests.unit.federation.secagg.world import AGREEMENT, OPENING, identity
 
@@ -56,7 +56,7 @@ class Attack:
         self.terms = SecAggTerms(threshold, 1, self.draw.choice(self.enough), 8, DIM)
         roster = {client: identity(client).public for client in (*HONEST, CORRUPT)}
         self.members = {
-            client: Member(
+            client: SecureMember(
                 client,
                 identity(client),
                 roster,
@@ -119,7 +119,7 @@ class Attack:
         context = RoundContext(AGREEMENT, OPENING, 0, model, cohort, self.terms)
         records = {client: self.records[client] for client in cohort}
         made = Session(context, records, {})
-        seat = Seat(CORRUPT, context, self.roster, records, self.mine, self.draw.randbytes)
+        seat = SecureSeat(CORRUPT, context, self.roster, records, self.mine, self.draw.randbytes)
         self.keep_boxes(made, CORRUPT, seat.shares())
         return made
 

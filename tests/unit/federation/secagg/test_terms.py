@@ -10,7 +10,7 @@ import pytest
 from fedveil.errors import UserError
 from fedveil.federation.secagg.aggregator import Aggregator
 from fedveil.federation.secagg.keys import session_of
-from fedveil.federation.secagg.member import Member
+from fedveil.federation.secagg.member import SecureMember
 from fedveil.federation.secagg.terms import MOST_CLIENTS, RoundContext, SecAggTerms, least_threshold
 from tests.unit.federation.secagg.test_hostile_server import keys_of
 from tests.unit.federation.secagg.world import AGREEMENT, MODEL, OPENING, OTHER, World, identity
@@ -136,11 +136,11 @@ def test_a_roster_has_one_identity_per_client(key: Any) -> None:
     with pytest.raises(UserError, match="Register"):
         Aggregator(CONTEXT, {**ROSTER, 8: key}, {})
     with pytest.raises(UserError, match="Register"):
-        Member(2, OWN, {**ROSTER, 8: key}, AGREEMENT, OPENING, TERMS)
+        SecureMember(2, OWN, {**ROSTER, 8: key}, AGREEMENT, OPENING, TERMS)
 
 
 def test_a_member_needs_the_identity_of_the_roster() -> None:
     with pytest.raises(UserError, match="identity"):
-        Member(2, identity(5), ROSTER, AGREEMENT, OPENING, TERMS)
+        SecureMember(2, identity(5), ROSTER, AGREEMENT, OPENING, TERMS)
     with pytest.raises(UserError, match="identity"):
-        Member(3, identity(3), ROSTER, AGREEMENT, OPENING, TERMS)
+        SecureMember(3, identity(3), ROSTER, AGREEMENT, OPENING, TERMS)

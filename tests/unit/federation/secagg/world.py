@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 
 from fedveil.federation.secagg.aggregator import Aggregator, Stage
-from fedveil.federation.secagg.member import Member
+from fedveil.federation.secagg.member import SecureMember
 from fedveil.federation.secagg.messages import SharesRequest, refusal
 from fedveil.federation.secagg.primitives import Identity
 from fedveil.federation.secagg.refusals import Refusal
@@ -43,8 +43,8 @@ class World:
         self.levels = dict(zip(self.cohort, drawn, strict=True))
         self.replies: dict[Stage, dict[int, bytes]] = {}
 
-    def member(self, client: int) -> Member:
-        return Member(
+    def member(self, client: int) -> SecureMember:
+        return SecureMember(
             client,
             identity(client),
             self.roster,
