@@ -469,7 +469,7 @@ def test_no_round_is_evaluated_in_two_versions_by_two_runs(
         return play()
 
     monkeypatch.setattr(other, "play", slowly)
-    with pytest.raises(UserError, match="or start a new run with another seed or with secret noise"):
+    with pytest.raises(UserError, match="or start a new run with another seed or with secret"):
         other.step()
     assert other.records == []
     monkeypatch.setattr(Changing, "SHIFT", 0.0)
