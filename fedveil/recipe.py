@@ -274,10 +274,11 @@ class Recipe:
 
     def _exposed(self, message: Norms, view: View) -> str:
         """Why no noise protects a unit in this view, if none does."""
+        contribution = f"the server sees what each {self.unit} contributes to"
         if self.statistics is not None and view != "models":
-            return "the server sees what each unit contributes to the statistics of the data"
+            return f"{contribution} the statistics of the data"
         if self.evaluation is not None and view != "models":
-            return "the server sees what each unit contributes to an evaluation"
+            return f"{contribution} an evaluation"
         if self.by_record:
             return ""
         if not message.bounded:
