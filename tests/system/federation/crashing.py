@@ -15,7 +15,7 @@ PLAN = "crash.json"  # {"exchange": n}: die in the n-th exchange of this process
 
 
 class Dying:
-    """A transport that ends the process in the middle of one exchange."""
+    """A transport that ends the process when all replies of one exchange are in."""
 
     def __init__(self, inner: Transport, plan: Path) -> None:
         self._inner, self._plan = inner, plan
@@ -28,12 +28,11 @@ class Dying:
         self, requests: Mapping[int, bytes], seconds: float
     ) -> Iterator[tuple[int, bytes]]:
         self._left -= 1
-        for reply in self._inner.exchange(requests, seconds):
-            if not self._left:
-                self._die()
-            yield reply
-        if not self._left:  # nobody answered in time
+        replies = self._inner.exchange(requests, seconds)
+        if not self._left:
+            list(replies)  # so that every client has charged what it sent
             self._die()
+        yield from replies
 
     def _die(self) -> None:
         """Once: the next process has no plan."""
