@@ -101,7 +101,11 @@ def _check_sizes(cohort: Cohort, population: int, state: Tensors) -> None:
         sizes.append(len(drawn))
     rate = min(expected / population, 1.0)
     spread = 0.0 if cohort.fixed else population * rate * (1 - rate)
-    if abs(np.mean(sizes) - expected) > 7 * math.sqrt(spread / ROUNDS) + 1e-9 * expected:
+    seats = ROUNDS * population
+    least, most = binom.ppf(RARE, seats, rate), binom.isf(RARE, seats, rate)
+    if cohort.fixed:
+        least = most = ROUNDS * expected
+    if not least * (1 - 1e-9) <= sum(sizes) <= most * (1 + 1e-9):
         raise _other_law(
             cohort, f"drew {np.mean(sizes):.4g} units on average, but expects {expected:.4g}"
         )
